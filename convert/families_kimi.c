@@ -1,0 +1,124 @@
+/* Kimi Linear and Kimi K3. */
+#include "families_tables.h"
+
+/* compressed-tensors "mxfp4-pack-quantized": two 4-bit codes to a byte, even column in the low nibble, one E8M0 scale
+ * byte per 32 consecutive input columns. w1 is the gate, w3 the up and w2 the down projection. */
+#define MXFP4(which, role, out, in)                                                                              \
+    {.pattern = "experts.{expert}." which ".weight_packed",                                                      \
+     .dtype = MOEPACK_DTYPE_U8,                                                                                  \
+     .rank = 2,                                                                                                  \
+     .dims = {SIZE(out), PART(in, 2)},                                                                           \
+     .matrix_count = 1,                                                                                          \
+     .matrices = {                                                                                               \
+         {role, MOEPACK_PLANE_WEIGHT, MOEPACK_ENC_E2M1, 4, 0, 0, SIZE(out), SIZE(in), ZERO, SIZE(in), NUM(1)}}}, \
+    {                                                                                                            \
+        .pattern = "experts.{expert}." which ".weight_scale", .dtype = MOEPACK_DTYPE_U8, .rank = 2,              \
+        .dims = {SIZE(out), PART(in, 32)}, .matrix_count = 1, .matrices = {                                      \
+            {role, MOEPACK_PLANE_SCALE, MOEPACK_ENC_E8M0, 8, 1, 32, SIZE(out), PART(in, 32), ZERO, PART(in, 32), \
+             NUM(1)}                                                                                             \
+        }                                                                                                        \
+    }
+
+static const mpk_family_section kimi_mxfp4[] = {
+    MXFP4("w1", MOEPACK_ROLE_GATE, MPK_I, MPK_L),
+    MXFP4("w3", MOEPACK_ROLE_UP, MPK_I, MPK_L),
+    MXFP4("w2", MOEPACK_ROLE_DOWN, MPK_L, MPK_I),
+};
+
+static const mpk_family_section kimi_bf16[] = {
+    GATED(PLAIN_BF16, "w1", "w3", "w2"),
+};
+
+static const mpk_family_form kimi_forms[] = {
+    {"mxfp4", "mxfp4-pack-quantized", COUNT(kimi_mxfp4), kimi_mxfp4},
+    {"bf16", NULL, COUNT(kimi_bf16), kimi_bf16},
+};
+
+static const mpk_family_role kimi_roles[] = {
+    {"gate.weight", MOEPACK_ROLE_ROUTER, MPK_ALWAYS, 2, {SIZE(MPK_E), SIZE(MPK_H)}},
+    {"gate.e_score_correction_bias", MOEPACK_ROLE_ROUTER_BIAS, MPK_IF_BIASED, 1, {SIZE(MPK_E)}},
+    {"routed_expert_down_proj.weight", MOEPACK_ROLE_LATENT_DOWN, MPK_IF_LATENT, 2, {SIZE(MPK_L), SIZE(MPK_H)}},
+    {"routed_expert_norm.weight", MOEPACK_ROLE_LATENT_NORM, MPK_IF_LATENT_NORM, 1, {SIZE(MPK_L)}},
+    {"routed_expert_up_proj.weight", MOEPACK_ROLE_LATENT_UP, MPK_IF_LATENT, 2, {SIZE(MPK_H), SIZE(MPK_L)}},
+    {"shared_experts.gate_proj.weight", MOEPACK_ROLE_SHARED_GATE, MPK_IF_SHARED, 2, {SIZE(MPK_S), SIZE(MPK_H)}},
+    {"shared_experts.up_proj.weight", MOEPACK_ROLE_SHARED_UP, MPK_IF_SHARED, 2, {SIZE(MPK_S), SIZE(MPK_H)}},
+    {"shared_experts.down_proj.weight", MOEPACK_ROLE_SHARED_DOWN, MPK_IF_SHARED, 2, {SIZE(MPK_H), SIZE(MPK_S)}},
+};
+
+/* Multimodal wrapper first, then text-only copies. */
+static const mpk_family_prefix kimi_prefixes[] = {
+    {"language_model.model.layers.{layer}.block_sparse_moe.", MOEPACK_STACK_MAIN},
+    {"model.layers.{layer}.block_sparse_moe.", MOEPACK_STACK_MAIN},
+};
+
+/* Note the names: num_experts_per_token, not _tok; moe_renormalize, not norm_topk_prob. */
+static const mpk_family_key kimi_keys[] = {
+    {MPK_KEY_HIDDEN, "hidden_size", MPK_KIND_COUNT, true, 0},
+    {MPK_KEY_LAYERS, "num_hidden_layers", MPK_KIND_COUNT, true, 0},
+    {MPK_KEY_FIRST_DENSE, "first_k_dense_replace", MPK_KIND_COUNT0, false, 0},
+    {MPK_KEY_LAYER_STEP, "moe_layer_freq", MPK_KIND_COUNT, false, 1},
+    NO_KEY(MPK_KEY_SPARSE_STEP, 1),
+    NO_KEY(MPK_KEY_DENSE_LAYERS, 0),
+    {MPK_KEY_LAYER_TYPES, "mlp_layer_types", MPK_KIND_TYPES, false, 0},
+    {MPK_KEY_MTP, "num_nextn_predict_layers", MPK_KIND_COUNT0, false, 0},
+    {MPK_KEY_EXPERTS, "num_experts", MPK_KIND_COUNT, true, 0},
+    {MPK_KEY_TOP_K, "num_experts_per_token", MPK_KIND_COUNT, true, 0},
+    {MPK_KEY_SHARED, "num_shared_experts", MPK_KIND_COUNT0, false, 0},
+    {MPK_KEY_INTERMEDIATE, "moe_intermediate_size", MPK_KIND_COUNT, true, 0},
+    {MPK_KEY_LATENT, "routed_expert_hidden_size", MPK_KIND_COUNT, false, 0},
+    {MPK_KEY_LATENT_NORM, "latent_moe_use_norm", MPK_KIND_BOOL, false, 0},
+    {MPK_KEY_NORM_EPS, "rms_norm_eps", MPK_KIND_REAL, false, 0},
+    {MPK_KEY_ACTIVATION, "hidden_act", MPK_KIND_NAME, true, 0},
+    {MPK_KEY_SITU_BETA, "activation_situ_beta", MPK_KIND_REAL, false, 1.0},
+    {MPK_KEY_SITU_LINEAR_BETA, "activation_situ_linear_beta", MPK_KIND_REAL, false, 0},
+    {MPK_KEY_SCORE, "moe_router_activation_func", MPK_KIND_NAME, true, 0},
+    {MPK_KEY_METHOD, "topk_method", MPK_KIND_NAME, false, MPK_METHOD_BIASED},
+    {MPK_KEY_GROUPED, "use_grouped_topk", MPK_KIND_BOOL, false, 1},
+    {MPK_KEY_GROUPS, "num_expert_group", MPK_KIND_COUNT, false, 1},
+    {MPK_KEY_GROUPS_KEPT, "topk_group", MPK_KIND_COUNT, false, 1},
+    {MPK_KEY_RENORMALIZE, "moe_renormalize", MPK_KIND_BOOL, true, 0},
+    {MPK_KEY_SCALE, "routed_scaling_factor", MPK_KIND_REAL, true, 0},
+};
+
+static const mpk_family_name kimi_names[] = {
+    {MPK_KEY_ACTIVATION, "situ", MOEPACK_ACT_SITU},    {MPK_KEY_ACTIVATION, "silu", MOEPACK_ACT_SILU},
+    {MPK_KEY_SCORE, "sigmoid", MOEPACK_SCORE_SIGMOID}, {MPK_KEY_SCORE, "softmax", MOEPACK_SCORE_SOFTMAX},
+    {MPK_KEY_METHOD, "noaux_tc", MPK_METHOD_BIASED},
+};
+
+/* Text-only copies of K3 call themselves kimi_linear, like the smaller model whose configuration class they share. */
+static const mpk_family_type kimi_k3_types[] = {
+    {"kimi_k3", NULL, NULL},
+    {"kimi_linear", "routed_expert_hidden_size", NULL},
+    {"kimi_linear", "hidden_act", "situ"},
+};
+
+static const mpk_family_type kimi_linear_types[] = {
+    {"kimi_linear", NULL, NULL},
+};
+
+#define KIMI_TABLES                                                                                         \
+    .text_type = "kimi_linear", .prefixes = kimi_prefixes, .prefix_count = COUNT(kimi_prefixes),            \
+    .expert_stem = "experts.", .forms = kimi_forms, .form_count = COUNT(kimi_forms), .roles = kimi_roles,   \
+    .role_count = COUNT(kimi_roles), .keys = kimi_keys, .key_count = COUNT(kimi_keys), .names = kimi_names, \
+    .name_count = COUNT(kimi_names), .renorm_eps = 1e-20, .router_dtype = MOEPACK_DTYPE_F32
+
+const mpk_family mpk_family_kimi_k3 = {
+    .name = "kimi_k3",
+    .about = "Kimi K3: latent experts, SiTU, MXFP4 or BF16",
+    .tested = "layer goldens of a second implementation after the published code, on small checkpoints in the "
+              "published layout",
+    .types = kimi_k3_types,
+    .type_count = COUNT(kimi_k3_types),
+    KIMI_TABLES,
+};
+
+const mpk_family mpk_family_kimi_linear = {
+    .name = "kimi_linear",
+    .about = "Kimi Linear: SiLU experts at full width, BF16 or MXFP4",
+    .tested =
+        "layer goldens of transformers 5.24.0 and of a gate after the published remote code (weight_from = biased)",
+    .types = kimi_linear_types,
+    .type_count = COUNT(kimi_linear_types),
+    KIMI_TABLES,
+};

@@ -1,0 +1,248 @@
+#include "pipeline_jobs.h"
+
+#include "error.h"
+#include "progress.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- how many threads ---- */
+
+static unsigned affinity_cores(void)
+{
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    if (sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) > 0) return (unsigned)CPU_COUNT(&set);
+    /* More cores than a cpu_set_t holds. */
+    long online = sysconf(_SC_NPROCESSORS_ONLN);
+    return online > 0 ? (unsigned)online : 1;
+}
+
+/* Cores that one cpu.max file ("QUOTA PERIOD" or "max PERIOD") allows, rounded up; `unlimited` where it says nothing.
+ */
+static unsigned cpu_max_of(const char *path, unsigned unlimited)
+{
+    FILE *file = fopen(path, "re");
+    if (!file) return unlimited;
+    unsigned long long quota = 0, period = 0;
+    int fields = fscanf(file, "%llu %llu", &quota, &period);
+    fclose(file);
+    if (fields != 2 || period == 0) return unlimited;
+    unsigned long long cores = quota / period + (quota % period != 0);
+    return cores < 1 ? 1 : cores < unlimited ? (unsigned)cores : unlimited;
+}
+
+/* A limit may sit on any ancestor of the process's group, so the whole path up to the mount point is asked. */
+static unsigned cgroup_cores(unsigned unlimited)
+{
+    FILE *file = fopen("/proc/self/cgroup", "re");
+    if (!file) return unlimited;
+    char line[1024], group[1024] = "";
+    while (fgets(line, sizeof line, file)) {
+        if (strncmp(line, "0::", 3) != 0) continue;
+        line[strcspn(line, "\n")] = '\0';
+        snprintf(group, sizeof group, "%s", line + 3);
+    }
+    fclose(file);
+    unsigned cores = unlimited;
+    for (;;) {
+        char path[1100];
+        snprintf(path, sizeof path, "/sys/fs/cgroup%s%scpu.max", group, strcmp(group, "/") == 0 ? "" : "/");
+        unsigned here = cpu_max_of(path, unlimited);
+        if (here < cores) cores = here;
+        char *slash = strrchr(group, '/');
+        if (!slash) return cores;
+        *slash = '\0';
+    }
+}
+
+unsigned mpk_jobs_default(void)
+{
+    unsigned cores = affinity_cores();
+    if (cores > 8) cores = 8;
+    return cgroup_cores(cores);
+}
+
+unsigned mpk_jobs_choose(unsigned asked, size_t items)
+{
+    unsigned jobs = asked ? asked : mpk_jobs_default();
+    if (jobs > MPK_JOBS_MAX) jobs = MPK_JOBS_MAX;
+    if (jobs > items) jobs = (unsigned)items;
+    return jobs ? jobs : 1;
+}
+
+/* ---- running items ---- */
+
+typedef struct run {
+    pthread_mutex_t lock;
+    size_t next, count, failed_item;
+    bool stop;
+    moepack_status status;
+    moepack_error *error;
+    const moepack_callbacks *callbacks;
+    mpk_job job;
+    void *user;
+} run;
+
+typedef struct worker {
+    run *run;
+    unsigned lane;
+    pthread_t thread;
+} worker;
+
+static bool take_item(run *r, size_t *item)
+{
+    pthread_mutex_lock(&r->lock);
+    if (r->next < r->count && mpk_cancelled(r->callbacks) && r->status == MOEPACK_OK) {
+        r->stop = true;
+        r->status = mpk_fail(r->error, MOEPACK_E_INTERRUPTED, "interrupted");
+    }
+    bool more = !r->stop && r->next < r->count;
+    if (more) *item = r->next++;
+    pthread_mutex_unlock(&r->lock);
+    return more;
+}
+
+static void *work(void *argument)
+{
+    worker *self = argument;
+    run *r = self->run;
+    size_t item;
+    while (take_item(r, &item)) {
+        moepack_error error;
+        moepack_status status = r->job(r->user, self->lane, item, &error);
+        if (status == MOEPACK_OK) continue;
+        pthread_mutex_lock(&r->lock);
+        /* The failure of the lowest item wins, so that the same damage gives the same message for any number of jobs in
+         * nearly all cases. */
+        if (r->status == MOEPACK_OK || item < r->failed_item) {
+            r->status = status;
+            r->failed_item = item;
+            if (r->error) *r->error = error;
+        }
+        r->stop = true;
+        pthread_mutex_unlock(&r->lock);
+    }
+    return NULL;
+}
+
+moepack_status mpk_jobs_run(unsigned jobs, size_t count, const moepack_callbacks *callbacks, mpk_job job, void *user,
+                            moepack_error *error)
+{
+    run r = {.count = count, .failed_item = SIZE_MAX, .error = error, .callbacks = callbacks, .job = job, .user = user};
+    pthread_mutex_init(&r.lock, NULL);
+    worker *workers = calloc(jobs ? jobs : 1, sizeof *workers);
+    if (!workers) {
+        pthread_mutex_destroy(&r.lock);
+        return mpk_fail(error, MOEPACK_E_REFUSED, "out of memory");
+    }
+    unsigned started = 0;
+    for (unsigned i = 1; i < jobs; i++) {
+        workers[i] = (worker){.run = &r, .lane = i};
+        /* Fewer threads than asked for is slower, not wrong. */
+        if (pthread_create(&workers[i].thread, NULL, work, &workers[i]) != 0) break;
+        started = i;
+    }
+    workers[0] = (worker){.run = &r, .lane = 0};
+    work(&workers[0]);
+    for (unsigned i = 1; i <= started; i++) pthread_join(workers[i].thread, NULL);
+    free(workers);
+    pthread_mutex_destroy(&r.lock);
+    return r.status;
+}
+
+/* ---- lanes and the pool ---- */
+
+/* Small inputs get small buffers, but not so small that padding is looked at in crumbs. */
+#define LANE_LEAST ((uint64_t)64 << 10)
+
+static uint64_t lane_bytes(unsigned jobs)
+{
+    uint64_t share = MPK_POOL_BYTES / 2 / (2 * (uint64_t)jobs) & ~(uint64_t)4095;
+    return share < MPK_LANE_BYTES ? share : MPK_LANE_BYTES;
+}
+
+uint64_t mpk_lanes_memory(unsigned jobs, uint64_t largest)
+{
+    return 2 * lane_bytes(jobs) * jobs + largest;
+}
+
+moepack_status mpk_lanes_init(mpk_lanes *lanes, unsigned jobs, uint64_t useful, moepack_error *error)
+{
+    *lanes = (mpk_lanes){.count = jobs, .bytes = lane_bytes(jobs), .lendable = MPK_POOL_BYTES / 2};
+    if (useful < LANE_LEAST) useful = LANE_LEAST;
+    if (useful < lanes->bytes) lanes->bytes = (useful + 4095) & ~(uint64_t)4095;
+    pthread_mutex_init(&lanes->lock, NULL);
+    pthread_cond_init(&lanes->freed, NULL);
+    lanes->lane = calloc(jobs, sizeof *lanes->lane);
+    bool good = lanes->lane != NULL;
+    for (unsigned i = 0; good && i < jobs; i++) {
+        mpk_lane *lane = &lanes->lane[i];
+        *lane = (mpk_lane){.bytes = lanes->bytes, .owner = lanes};
+        lane->in = aligned_alloc(4096, lanes->bytes);
+        lane->out = aligned_alloc(4096, lanes->bytes);
+        lane->first = XXH3_createState();
+        lane->second = XXH3_createState();
+        lane->part = XXH3_createState();
+        good = lane->in && lane->out && lane->first && lane->second && lane->part;
+    }
+    if (good) return MOEPACK_OK;
+    mpk_lanes_free(lanes);
+    return mpk_fail(error, MOEPACK_E_REFUSED, "out of memory for the buffers of %u jobs", jobs);
+}
+
+void mpk_lanes_free(mpk_lanes *lanes)
+{
+    for (unsigned i = 0; lanes->lane && i < lanes->count; i++) {
+        mpk_lane *lane = &lanes->lane[i];
+        free(lane->in);
+        free(lane->out);
+        if (lane->first) XXH3_freeState(lane->first);
+        if (lane->second) XXH3_freeState(lane->second);
+        if (lane->part) XXH3_freeState(lane->part);
+    }
+    free(lanes->lane);
+    lanes->lane = NULL;
+    pthread_cond_destroy(&lanes->freed);
+    pthread_mutex_destroy(&lanes->lock);
+}
+
+moepack_status mpk_buffers_take(mpk_lane *lane, uint64_t in, uint64_t out, mpk_buffers *buffers, moepack_error *error)
+{
+    *buffers = (mpk_buffers){.in = lane->in, .out = lane->out};
+    if (in <= lane->bytes && out <= lane->bytes) return MOEPACK_OK;
+    mpk_lanes *lanes = lane->owner;
+    const uint64_t most = MPK_POOL_BYTES / 2;
+    if (in > most || out > most - in)
+        return mpk_fail(error, MOEPACK_E_REFUSED, "needs %llu bytes of buffers at once, %llu are allowed",
+                        (unsigned long long)(in <= UINT64_MAX - out ? in + out : UINT64_MAX), (unsigned long long)most);
+    uint64_t need = in + out;
+    pthread_mutex_lock(&lanes->lock);
+    while (lanes->lendable < need) pthread_cond_wait(&lanes->freed, &lanes->lock);
+    lanes->lendable -= need;
+    pthread_mutex_unlock(&lanes->lock);
+    buffers->borrowed_bytes = need;
+    buffers->borrowed = malloc(need);
+    if (!buffers->borrowed) {
+        mpk_buffers_return(lane, buffers);
+        return mpk_fail(error, MOEPACK_E_REFUSED, "out of memory for %llu bytes of buffers", (unsigned long long)need);
+    }
+    buffers->in = buffers->borrowed;
+    buffers->out = buffers->in + in;
+    return MOEPACK_OK;
+}
+
+void mpk_buffers_return(mpk_lane *lane, mpk_buffers *buffers)
+{
+    if (!buffers->borrowed_bytes) return;
+    free(buffers->borrowed);
+    mpk_lanes *lanes = lane->owner;
+    pthread_mutex_lock(&lanes->lock);
+    lanes->lendable += buffers->borrowed_bytes;
+    pthread_cond_broadcast(&lanes->freed);
+    pthread_mutex_unlock(&lanes->lock);
+    *buffers = (mpk_buffers){0};
+}
