@@ -1,0 +1,145 @@
+/* Which kernel family runs here: processor and operating system are asked, then the best or the named one is taken. */
+#include "kernels.h"
+
+#include "../../format/error.h"
+
+#include <fenv.h>
+#include <stdio.h>
+#include <string.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+/* XCR0: the state that the operating system saves on a context switch. A processor may have a register file that the
+ * system does not keep; CPUID alone does not say so. Bits: 1 SSE, 2 AVX, 5-7 AVX-512 (masks, upper halves, registers
+ * 16-31). Only asked after CPUID says that XGETBV exists and is enabled. */
+static uint64_t saved_state(void)
+{
+    uint32_t low, high;
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return (uint64_t)high << 32 | low;
+}
+
+#define STATE_AVX 0x06u
+#define STATE_AVX512 0xe6u
+
+static int has_avx2(void)
+{
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && (saved_state() & STATE_AVX) == STATE_AVX;
+}
+
+static int has_avx512(void)
+{
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni") &&
+           (saved_state() & STATE_AVX512) == STATE_AVX512;
+}
+#else
+static int not_here(void)
+{
+    return 0;
+}
+#endif
+
+static int always(void)
+{
+    return 1;
+}
+
+/* Best last. Names are known on every machine, so that a wrong machine and a wrong name are different errors. */
+static const struct family {
+    const char *name;
+    const char *needs;
+    int (*usable)(void);
+    const mpk_kernels *kernels;
+} families[] = {
+    {"scalar", "nothing", always, &mpk_kernels_scalar},
+#if defined(__x86_64__)
+    {"avx2", "AVX2 and FMA", has_avx2, &mpk_kernels_avx2},
+    {"avx512", "AVX-512 F, BW, VL, DQ, VBMI and VNNI", has_avx512, &mpk_kernels_avx512},
+#else
+    {"avx2", "AVX2 and FMA", not_here, NULL},
+    {"avx512", "AVX-512 F, BW, VL, DQ, VBMI and VNNI", not_here, NULL},
+#endif
+};
+
+#define FAMILIES (sizeof families / sizeof families[0])
+
+const char *mpk_kernels_name(size_t i)
+{
+    return i < FAMILIES ? families[i].name : NULL;
+}
+
+int mpk_kernels_usable(size_t i)
+{
+    return i < FAMILIES && families[i].usable();
+}
+
+static moepack_status unknown_name(const char *name, moepack_error *error)
+{
+    char known[128] = "";
+    size_t used = 0;
+    for (size_t i = 0; i < FAMILIES; i++) {
+        int n = snprintf(known + used, sizeof known - used, "%s%s", i == 0 ? "" : ", ", families[i].name);
+        if (n < 0 || (size_t)n >= sizeof known - used) break;
+        used += (size_t)n;
+    }
+    return mpk_fail(error, MOEPACK_E_USAGE, "unknown kernel family \"%s\"; known ones: %s", name, known);
+}
+
+moepack_status mpk_kernels_select(const char *name, const mpk_kernels **out, moepack_error *error)
+{
+    for (size_t i = FAMILIES; i-- > 0;) {
+        const struct family *family = &families[i];
+        if (name != NULL && strcmp(name, family->name) != 0) continue;
+        if (family->usable()) {
+            *out = family->kernels;
+            return MOEPACK_OK;
+        }
+        if (name != NULL)
+            return mpk_fail(error, MOEPACK_E_UNSUPPORTED, "kernel family \"%s\" needs %s, which this machine lacks",
+                            name, family->needs);
+    }
+    return unknown_name(name != NULL ? name : "", error);
+}
+
+#if defined(__x86_64__)
+/* MXCSR after reset: round to nearest, all exceptions masked, no flush to zero, subnormals read as they are. */
+#define MXCSR_DEFAULT 0x1f80u
+
+void mpk_float_enter(mpk_float_guard *guard)
+{
+    guard->saved = _mm_getcsr();
+    _mm_setcsr(MXCSR_DEFAULT);
+}
+
+void mpk_float_leave(const mpk_float_guard *guard)
+{
+    _mm_setcsr((unsigned)guard->saved);
+}
+#elif defined(__aarch64__)
+/* FPCR 0: round to nearest, no flush to zero, no traps. */
+void mpk_float_enter(mpk_float_guard *guard)
+{
+    __asm__ volatile("mrs %0, fpcr" : "=r"(guard->saved));
+    __asm__ volatile("msr fpcr, %0" : : "r"((uint64_t)0));
+}
+
+void mpk_float_leave(const mpk_float_guard *guard)
+{
+    __asm__ volatile("msr fpcr, %0" : : "r"(guard->saved));
+}
+#else
+void mpk_float_enter(mpk_float_guard *guard)
+{
+    guard->saved = (uint64_t)(int64_t)fegetround();
+    fesetround(FE_TONEAREST);
+}
+
+void mpk_float_leave(const mpk_float_guard *guard)
+{
+    fesetround((int)(int64_t)guard->saved);
+}
+#endif

@@ -1,0 +1,118 @@
+/* One MoE layer on the CPU: from weights in memory, in panel order, to the layer's output. Internal.
+ *
+ * Nothing here knows about containers, files or ranks: the loader fills an mpk_layer_view with pointers and calls
+ * mpk_layer_run. The arithmetic is fixed by spec/numerics.md: the same inputs give the same bits for every kernel
+ * family, thread count and batch split. */
+#ifndef MOEPACK_RUNTIME_LAYER_H
+#define MOEPACK_RUNTIME_LAYER_H
+
+#include "moepack/format.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* Every pointer to weights, scales or vectors in a view must be aligned to this many bytes (one tile line). */
+#define MPK_VIEW_ALIGNMENT 64
+
+/* One matrix in panel order (spec/container.md): rows padded to 16, columns padded to a tile, padding codes zero.
+ *   E2M1: 32 columns a tile; `scales` holds one E8M0 byte per row and 32 columns, byte (R * ceil(cols/32) + g) * 16 + r
+ * of row 16 R + r, group g; padding rows hold 127 BF16: 8 columns a tile; F32: 4 columns a tile; `scales` is NULL Tile
+ * (R, C) starts at byte (R * ceil(cols / tile columns) + C) * 256. A matrix that a layer lacks is all zero. */
+typedef struct mpk_matrix_view {
+    const void *weights;
+    const uint8_t *scales;
+    moepack_encoding encoding; /* MOEPACK_ENC_E2M1, MOEPACK_ENC_BF16 or MOEPACK_ENC_F32 */
+    uint64_t rows, cols;       /* true shape, without padding */
+} mpk_matrix_view;
+
+/* One expert: gate and up [I, L], down [L, I]. */
+typedef struct mpk_expert_view {
+    mpk_matrix_view gate, up, down;
+} mpk_expert_view;
+
+typedef struct mpk_layer_view {
+    moepack_policy policy;
+    uint32_t experts;              /* E: of the whole layer, not of this rank */
+    mpk_matrix_view router;        /* [E, H] BF16 or F32, like the other dense matrices */
+    mpk_matrix_view latent_down;   /* [L, H], only with policy.latent */
+    mpk_matrix_view latent_up;     /* [H, L], only with policy.latent */
+    mpk_matrix_view shared_gate;   /* [S, H], only with policy.shared_width */
+    mpk_matrix_view shared_up;     /* [S, H] */
+    mpk_matrix_view shared_down;   /* [H, S] */
+    const float *router_bias;      /* [E], only with policy.select == biased (or weight_from == biased) */
+    const float *latent_norm;      /* [L], exact F32 copy of the published weights, only with policy.latent_norm */
+    const mpk_expert_view *expert; /* [E]; entries that are not present are not looked at */
+    const uint8_t *present;        /* [E]; 1: this rank holds the expert and computes it */
+} mpk_layer_view;
+
+typedef enum mpk_compute {
+    MPK_COMPUTE_BF16 = 0, /* default: x, latent, activations and norm output rounded to BF16; 4-bit weights by fix16 */
+    MPK_COMPUTE_F32 = 1   /* nothing is rounded to BF16 */
+} mpk_compute;
+
+struct mpk_kernels; /* cpu/kernels.h */
+
+/* A zeroed record is valid and means the defaults. */
+typedef struct mpk_layer_options {
+    mpk_compute compute;
+    unsigned threads;                  /* 0: what OpenMP would use */
+    const struct mpk_kernels *kernels; /* NULL: the best family of this processor */
+    void *workspace;       /* caller's scratch, aligned to MPK_VIEW_ALIGNMENT; NULL: one allocation per call */
+    size_t workspace_size; /* at least mpk_layer_workspace_size() */
+} mpk_layer_options;
+
+/* Where results go; all row-major, no alignment needed. Any pointer may be NULL. */
+typedef struct mpk_layer_output {
+    float *y;            /* [T, H]; NULL: only steps up to the expert sum are done, over the experts present */
+    float *s;            /* [T, L] expert sum before norm and up projection (partial where experts are absent) */
+    int32_t *topk_ids;   /* [T, k] in slot order */
+    float *topk_weights; /* [T, k] */
+} mpk_layer_output;
+
+/* Whether this version can compute a policy at all: MOEPACK_E_UNSUPPORTED names the field and its value. */
+moepack_status mpk_layer_policy_supported(const moepack_policy *policy, moepack_error *error);
+
+/* Checks policy, encodings, shapes and pointers of a view. mpk_layer_run does this itself; a loader calls it to refuse
+ * early. UNSUPPORTED: policy or encoding; USAGE: shapes that contradict the policy, missing or misaligned pointers. */
+moepack_status mpk_layer_check(const mpk_layer_view *layer, moepack_error *error);
+
+/* Bytes of scratch that mpk_layer_run needs for `tokens` rows. It is bounded: large batches are worked off in parts
+ * (the result does not depend on it). 0 on overflow. */
+size_t mpk_layer_workspace_size(const mpk_layer_view *layer, size_t tokens, const mpk_layer_options *options);
+
+/* Runs the layer on x [T, H]. `options` may be NULL. T == 0 is fine and does nothing.
+ * Errors: those of mpk_layer_check; INCOMPLETE when y is wanted and a selected expert is not present (names it);
+ * REFUSED when the scratch cannot be allocated; USAGE when the caller's scratch is too small. */
+moepack_status mpk_layer_run(const mpk_layer_view *layer, const float *x, size_t tokens,
+                             const mpk_layer_options *options, mpk_layer_output output, moepack_error *error);
+
+/* Steps 1 to 4 alone: the router's choice and what experts read, z [T, L] (x where there is no latent; rounded to BF16
+ * in the default mode). Any result may be NULL. */
+moepack_status mpk_layer_begin(const mpk_layer_view *layer, const float *x, size_t tokens,
+                               const mpk_layer_options *options, int32_t *topk_ids, float *topk_weights, float *z,
+                               moepack_error *error);
+
+/* Steps 1 to 3 alone, on a view of which only policy, experts, router and router_bias are looked at: unbiased scores
+ * [T, E] and the choice. Any result may be NULL. */
+moepack_status mpk_layer_route(const mpk_layer_view *layer, const float *x, size_t tokens,
+                               const mpk_layer_options *options, float *scores, int32_t *topk_ids, float *topk_weights,
+                               moepack_error *error);
+
+/* Steps 5 and 6 alone, for a caller that routes by itself. */
+typedef struct mpk_experts_input {
+    const float *z;       /* [T, L] */
+    const int32_t *ids;   /* [T, slots] below E */
+    const float *weights; /* [T, slots]; s adds up in slot order */
+    size_t slots;
+    bool need_all; /* absent experts are INCOMPLETE; else they are left out */
+} mpk_experts_input;
+
+moepack_status mpk_layer_experts(const mpk_layer_view *layer, const mpk_experts_input *in, size_t tokens,
+                                 const mpk_layer_options *options, float *s, moepack_error *error);
+
+/* Steps 7 and 8 alone, for a caller that added the partial sums of several ranks: from x [T, H] and the complete expert
+ * sum s [T, L] to y [T, H]. Needs no expert. */
+moepack_status mpk_layer_finish(const mpk_layer_view *layer, const float *x, const float *s, size_t tokens,
+                                const mpk_layer_options *options, float *y, moepack_error *error);
+
+#endif

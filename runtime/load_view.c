@@ -1,0 +1,258 @@
+/* From sections in memory to the mpk_layer_view of a block. */
+#include "load.h"
+
+#include "bytes.h"
+#include "error.h"
+
+#include <inttypes.h>
+#include <stddef.h>
+#include <stdlib.h>
+
+/* Vectors are padded with zeros to whole kernel blocks of 32 columns. */
+#define VECTOR_BLOCK 32u
+
+/* ---- matrices ---- */
+
+typedef struct matrix_slot {
+    moepack_role role;
+    size_t offset;
+} matrix_slot;
+
+static const matrix_slot expert_slots[] = {
+    {MOEPACK_ROLE_GATE, offsetof(mpk_expert_view, gate)},
+    {MOEPACK_ROLE_UP, offsetof(mpk_expert_view, up)},
+    {MOEPACK_ROLE_DOWN, offsetof(mpk_expert_view, down)},
+};
+
+static const matrix_slot dense_slots[] = {
+    {MOEPACK_ROLE_ROUTER, offsetof(mpk_layer_view, router)},
+    {MOEPACK_ROLE_LATENT_DOWN, offsetof(mpk_layer_view, latent_down)},
+    {MOEPACK_ROLE_LATENT_UP, offsetof(mpk_layer_view, latent_up)},
+    {MOEPACK_ROLE_SHARED_GATE, offsetof(mpk_layer_view, shared_gate)},
+    {MOEPACK_ROLE_SHARED_UP, offsetof(mpk_layer_view, shared_up)},
+    {MOEPACK_ROLE_SHARED_DOWN, offsetof(mpk_layer_view, shared_down)},
+};
+
+static mpk_matrix_view *slot_of(const matrix_slot *slots, size_t count, void *view, moepack_role role)
+{
+    for (size_t i = 0; i < count; i++)
+        if (slots[i].role == role) return (mpk_matrix_view *)(void *)((uint8_t *)view + slots[i].offset);
+    return NULL;
+}
+
+/* Enters one plane into its matrix. What the layer has no place for is an error, because leaving it out would compute
+ * something else; planes that only describe (shapes, input scales) are passed over. */
+static moepack_status place_plane(const moepack_matrix *m, const uint8_t *at, mpk_matrix_view *to, moepack_error *error)
+{
+    switch (m->plane) {
+    case MOEPACK_PLANE_WEIGHT:
+        to->weights = at;
+        to->encoding = m->encoding;
+        to->rows = m->rows;
+        to->cols = m->cols;
+        return MOEPACK_OK;
+    case MOEPACK_PLANE_SCALE:
+        if (m->encoding != MOEPACK_ENC_E8M0 || m->bits != 8 || m->group_rows != 1 || m->group_cols != 32)
+            return mpk_fail(error, MOEPACK_E_UNSUPPORTED,
+                            "scales of the %s matrix are not one E8M0 byte per 32 columns", moepack_role_name(m->role));
+        to->scales = at;
+        return MOEPACK_OK;
+    case MOEPACK_PLANE_SHAPE:
+    case MOEPACK_PLANE_OTHER:
+        return MOEPACK_OK;
+    default:
+        return mpk_fail(error, MOEPACK_E_UNSUPPORTED, "this version cannot compute with a %s of the %s matrix",
+                        moepack_plane_name(m->plane) == NULL ? "plane" : moepack_plane_name(m->plane),
+                        moepack_role_name(m->role));
+    }
+}
+
+/* All matrices of a piece into the slots of a view. Only matrices in panel form have an address in the sense of a view.
+ */
+static moepack_status place_matrices(const moepack_load *load, const mpk_piece *piece, const matrix_slot *slots,
+                                     size_t count, void *view, moepack_error *error)
+{
+    moepack_desc desc;
+    moepack_index_desc(load->index, piece->desc, &desc);
+    const bool panel = desc.layout == MOEPACK_LAYOUT_PANEL || piece->move == MPK_MOVE_REARRANGE;
+    uint64_t at = 0;
+    for (uint32_t i = 0; i < desc.matrix_count; i++) {
+        moepack_matrix m;
+        uint64_t length = 0;
+        moepack_index_matrix(load->index, desc.first_matrix + i, &m);
+        if (panel && !moepack_panel_length(&m, &length))
+            return mpk_load_fail_at(load, piece, mpk_fail(error, MOEPACK_E_UNSUPPORTED, "has no panel form"), error);
+        mpk_matrix_view *slot = slot_of(slots, count, view, m.role);
+        if (slot != NULL) {
+            const uint64_t start = panel ? at : m.base * m.bits / 8;
+            moepack_status status = place_plane(&m, piece->data + start, slot, error);
+            if (status != MOEPACK_OK) return mpk_load_fail_at(load, piece, status, error);
+        }
+        at += length;
+    }
+    return MOEPACK_OK;
+}
+
+/* ---- vectors ---- */
+
+static float from_bits(uint32_t bits)
+{
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* Exact: every F16 value is an F32 value. */
+static float from_half(uint16_t h)
+{
+    const uint32_t sign = (uint32_t)(h & 0x8000u) << 16, exponent = (h >> 10) & 31u, fraction = h & 0x3ffu;
+    if (exponent == 0) return from_bits(sign) + (sign != 0 ? -1.0f : 1.0f) * (float)fraction * 0x1p-24f;
+    if (exponent == 31) return from_bits(sign | 0x7f800000u | fraction << 13);
+    return from_bits(sign | (exponent + 112) << 23 | fraction << 13);
+}
+
+static moepack_status decode_vector(const moepack_load *load, const mpk_piece *piece, const moepack_matrix *m,
+                                    float *to, moepack_error *error)
+{
+    for (uint64_t r = 0; r < m->rows; r++) {
+        const uint64_t element = m->base + r * m->row_stride;
+        switch (m->encoding) {
+        case MOEPACK_ENC_F32:
+            to[r] = from_bits(mpk_load32(piece->data + element * 4));
+            break;
+        case MOEPACK_ENC_BF16:
+            to[r] = from_bits((uint32_t)mpk_load16(piece->data + element * 2) << 16);
+            break;
+        case MOEPACK_ENC_F16:
+            to[r] = from_half(mpk_load16(piece->data + element * 2));
+            break;
+        default:
+            return mpk_load_fail_at(
+                load, piece,
+                mpk_fail(error, MOEPACK_E_UNSUPPORTED, "a vector of %s is not something this version can read",
+                         moepack_encoding_name(m->encoding) == NULL ? "no encoding"
+                                                                    : moepack_encoding_name(m->encoding)),
+                error);
+        }
+    }
+    return MOEPACK_OK;
+}
+
+/* The vector of a role as F32, zero-padded; `length` is what the layer needs. */
+static moepack_status place_vector(const moepack_load *load, const mpk_piece *piece, uint64_t length, float **own,
+                                   moepack_error *error)
+{
+    moepack_desc desc;
+    moepack_matrix m = {0};
+    moepack_index_desc(load->index, piece->desc, &desc);
+    if (desc.matrix_count == 1) moepack_index_matrix(load->index, desc.first_matrix, &m);
+    if (desc.matrix_count != 1 || desc.layout != MOEPACK_LAYOUT_CANONICAL || m.cols != 1 || *own != NULL)
+        return mpk_load_fail_at(load, piece, mpk_fail(error, MOEPACK_E_UNSUPPORTED, "is not stored as one vector"),
+                                error);
+    if (m.rows != length)
+        return mpk_load_fail_at(load, piece,
+                                mpk_fail(error, MOEPACK_E_UNSUPPORTED,
+                                         "has %" PRIu64 " elements, the layer needs %" PRIu64, m.rows, length),
+                                error);
+    /* m.rows elements lie in a section that is in memory, so this cannot overflow. */
+    const size_t bytes = (size_t)((m.rows + VECTOR_BLOCK - 1) / VECTOR_BLOCK * VECTOR_BLOCK) * sizeof(float);
+    *own = aligned_alloc(MPK_VIEW_ALIGNMENT, bytes == 0 ? MPK_VIEW_ALIGNMENT : bytes);
+    if (*own == NULL) return mpk_fail(error, MOEPACK_E_REFUSED, "out of memory");
+    memset(*own, 0, bytes);
+    return decode_vector(load, piece, &m, *own, error);
+}
+
+/* ---- blocks ---- */
+
+/* The tensors of the router, or all others. */
+static moepack_status place_dense(const moepack_load *load, mpk_load_block *entry, const moepack_block *block,
+                                  bool router, moepack_error *error)
+{
+    mpk_layer_view *view = &entry->view;
+    for (uint32_t r = 0; r < block->role_count; r++) {
+        moepack_role_entry role;
+        moepack_index_role(load->index, block->first_role + r, &role);
+        if (mpk_router_role(role.role) != router) continue;
+        const mpk_piece *piece = mpk_load_tensor(load, role.tensor);
+        if (piece == NULL) return mpk_fail(error, MOEPACK_E_INCOMPLETE, "a tensor of the layer was not loaded");
+        moepack_status status;
+        if (role.role == MOEPACK_ROLE_ROUTER_BIAS)
+            status = place_vector(load, piece, block->experts, &entry->router_bias, error);
+        else if (role.role == MOEPACK_ROLE_LATENT_NORM)
+            status = place_vector(load, piece, view->policy.expert_input, &entry->latent_norm, error);
+        else
+            status = place_matrices(load, piece, dense_slots, sizeof dense_slots / sizeof *dense_slots, view, error);
+        if (status != MOEPACK_OK) return status;
+    }
+    view->router_bias = entry->router_bias;
+    view->latent_norm = entry->latent_norm;
+    return MOEPACK_OK;
+}
+
+static moepack_status place_expert(const moepack_load *load, mpk_load_block *entry, const moepack_block *block,
+                                   uint32_t expert, moepack_error *error)
+{
+    moepack_record record;
+    uint32_t first_desc, sections;
+    moepack_index_record(load->index, block->first_record + expert, &record);
+    moepack_index_schema(load->index, record.schema, &first_desc, &sections);
+    for (uint32_t s = 0; s < sections; s++) {
+        const mpk_piece *piece = &load->pieces[entry->first_piece[expert] + s];
+        moepack_status status = place_matrices(load, piece, expert_slots, sizeof expert_slots / sizeof *expert_slots,
+                                               &entry->experts[expert], error);
+        if (status != MOEPACK_OK) return status;
+    }
+    return MOEPACK_OK;
+}
+
+static moepack_status make_view(const moepack_load *load, mpk_load_block *entry, moepack_error *error)
+{
+    moepack_block block;
+    moepack_index_block(load->index, entry->block, &block);
+    moepack_status status = moepack_index_policy(load->index, block.policy, &entry->view.policy, NULL, error);
+    if (status != MOEPACK_OK) return status;
+    entry->view.experts = block.experts;
+    entry->view.expert = entry->experts;
+    entry->view.present = entry->holds;
+    if (!load->dense && !load->router_only)
+        return mpk_fail(error, MOEPACK_E_INCOMPLETE, "the layer's router and other dense tensors were not loaded");
+    status = place_dense(load, entry, &block, true, error);
+    entry->has_router = status == MOEPACK_OK;
+    if (load->router_only && status == MOEPACK_OK)
+        return mpk_fail(error, MOEPACK_E_INCOMPLETE, "only the layer's router was loaded");
+    if (status == MOEPACK_OK) status = place_dense(load, entry, &block, false, error);
+    for (uint32_t e = 0; e < block.experts && status == MOEPACK_OK; e++)
+        if (entry->holds[e]) status = place_expert(load, entry, &block, e, error);
+    return status;
+}
+
+/* A block that cannot be computed can still be loaded: the reason is kept and given by moepack_layer_run. */
+moepack_status mpk_load_make_views(moepack_load *load, moepack_error *error)
+{
+    for (size_t i = 0; i < load->block_count; i++) {
+        mpk_load_block *entry = &load->blocks[i];
+        moepack_error why = {0};
+        entry->view_status = make_view(load, entry, &why);
+        if (entry->view_status == MOEPACK_OK) continue;
+        char label[MOEPACK_LABEL_MAX];
+        moepack_index_label(load->index, entry->block, label);
+        mpk_error_layer(&why, label);
+        mpk_error_file(&why, moepack_pack_path(load->pack));
+        entry->view_error = why;
+        if (entry->view_status == MOEPACK_E_REFUSED) {
+            if (error != NULL) *error = why;
+            return entry->view_status;
+        }
+    }
+    return MOEPACK_OK;
+}
+
+void mpk_load_free_views(mpk_load_block *block)
+{
+    free(block->router_bias);
+    free(block->latent_norm);
+    free(block->experts);
+    free(block->holds);
+    free(block->computes);
+    free(block->first_piece);
+}
