@@ -1,0 +1,279 @@
+"""convert: reports, refusals, reproducibility."""
+import filecmp
+import json
+import os
+import shutil
+import signal
+import time
+
+from run_cli_tests import Failure, check, equal
+
+KEYS = ["container", "source_bytes", "written_bytes", "experts", "tensors", "seconds", "resumed_bytes"]
+
+
+def files(folder):
+    return sorted(os.path.relpath(os.path.join(base, name), folder) for base, _, names in os.walk(folder) for name in names)
+
+
+def same_folder(a, b):
+    equal(files(a), files(b), "files")
+    for name in files(a):
+        check(filecmp.cmp(os.path.join(a, name), os.path.join(b, name), shallow=False), "%s differs" % name)
+
+
+def nothing_left(out):
+    for path in (out, out + ".partial"):
+        check(not os.path.lexists(path), "%s was left behind" % path)
+
+
+def test_report(ctx):
+    out = ctx.path("k3.moepack")
+    result = ctx.ok(["convert", ctx.source(), out])
+    for part in (out, "527 tensors", "69 experts", "root hash"):
+        check(part in result.out, "%r is not in the report" % part, result)
+    equal(result.err, "", "stderr without a terminal", result)
+    check(os.path.exists(os.path.join(out, "index.mpk")), "no index")
+    check(not os.path.exists(out + ".partial"), "work folder left behind")
+
+
+def test_json(ctx):
+    out = ctx.path("k3.moepack")
+    report = ctx.json(["convert", ctx.source(), out])
+    for key in KEYS:
+        check(key in report, "no key %s" % key)
+    equal(report["container"], out, "container")
+    equal(report["experts"], 69, "experts")
+    equal(report["tensors"], 527, "tensors")
+    equal(report["resumed_bytes"], 0, "resumed_bytes")
+    equal(report["written_bytes"], sum(os.path.getsize(os.path.join(out, name)) for name in files(out)), "written_bytes")
+    check(report["source_bytes"] >= 1441448, "source_bytes")
+    check("plan" not in report, "a plan without --dry-run")
+    equal(report["root_hash"], ctx.json(["inspect", out])["root_hash"], "root_hash")
+
+
+def test_dry_run(ctx):
+    out = ctx.path("k3.moepack")
+    report = ctx.json(["convert", ctx.source(), out, "--dry-run"])
+    for key in ("needed_disk_bytes", "available_disk_bytes", "peak_memory_bytes"):
+        check(report["plan"][key] > 0, key)
+    equal(report["written_bytes"], 0, "written_bytes")
+    nothing_left(out)
+    text = ctx.ok(["convert", ctx.source(), out, "--dry-run"])
+    for part in ("would read", "would write", "disk needed", "disk free", "memory needed", "MiB"):
+        check(part in text.out, "%r is not in the text" % part, text)
+    nothing_left(out)
+    ctx.ok(["convert", ctx.source(), out, "--quiet"])
+    written = sum(os.path.getsize(os.path.join(out, name)) for name in files(out))
+    equal(report["plan"]["container_bytes"], written, "announced and written bytes")
+    check(report["plan"]["needed_disk_bytes"] >= written, "needed_disk_bytes is less than what was written")
+
+
+def test_same_bytes(ctx):
+    """The container depends on the source and the options alone."""
+    first = ctx.pack()
+    for options in (["--jobs", "1"], ["--jobs", "5"], ["--verify"]):
+        out = ctx.path("again.moepack")
+        ctx.ok(["convert", ctx.source(), out] + options)
+        same_folder(first, out)
+    copied = ctx.copy_source()
+    out = ctx.path("copy.moepack")
+    ctx.ok(["convert", copied + "/", out + "/"])
+    same_folder(first, out)
+
+
+def test_source_is_not_changed(ctx):
+    source = ctx.copy_source()
+    before = {name: os.stat(os.path.join(source, name)).st_mtime_ns for name in files(source)}
+    ctx.ok(["convert", source, ctx.path("k3.moepack")])
+    equal({name: os.stat(os.path.join(source, name)).st_mtime_ns for name in files(source)}, before, "files of the source")
+
+
+def test_layouts_and_shards(ctx):
+    roots = set()
+    for options in ([], ["--layout", "canonical"], ["--shard-by", "layer"], ["--shard-by", "size", "--shard-size", "200K"],
+                    ["--shard-size", "400000"]):
+        pack = ctx.pack("k3_tiny", *options)
+        ctx.ok(["verify", pack])
+        info = ctx.json(["inspect", pack])
+        equal(info["layout"], "canonical" if "canonical" in options else "panel", "layout")
+        roots.add(info["canonical_root"])
+    equal(len(roots), 1, "number of canonical roots: it must not depend on layout and sharding")
+    by_layer = ctx.json(["inspect", ctx.pack("k3_tiny", "--shard-by", "layer")])["shards"]
+    check(any(shard["file"].startswith("layers-") for shard in by_layer), "names of layer shards")
+
+
+def test_subset(ctx):
+    out = ctx.path("subset.moepack")
+    report = ctx.json(["convert", ctx.source(), out, "--layers", "1,3", "--experts", "0-3,20", "--moe-only"])
+    equal(report["experts"], 10, "experts")
+    info = ctx.json(["inspect", out])
+    equal([layer["layer"] for layer in info["layers"]], [1, 3], "layers")
+    check(info["subset"], "subset flag")
+    equal(sum(shard["experts"] for shard in info["shards"]), 10, "records")
+    ctx.ok(["verify", out])
+    ctx.fails(["inspect", out, "--layer", "1", "--expert", "4"], 4, "layer 1", "expert 4")
+    ctx.fails(["export", out, ctx.path("out")], 5)
+    for bad in ("7", "1-", "x", "3-1", "1,,2", ""):
+        ctx.fails(["convert", ctx.source(), ctx.path("out"), "--layers", bad], 2)
+    for bad in ("23", "0-23", "-1"):
+        ctx.fails(["convert", ctx.source(), ctx.path("out"), "--experts=" + bad], 2)
+
+
+def test_policy_override(ctx):
+    out = ctx.path("policy.moepack")
+    ctx.ok(["convert", ctx.source(), out, "--policy", "weight_from=biased", "--policy", "scale=2.5"])
+    layer = ctx.json(["inspect", out])["layers"][0]
+    equal(layer["policy"]["weight_from"], "biased", "weight_from")
+    equal(layer["policy"]["scale"], 2.5, "scale")
+    equal(layer["policy_overrides"], 2, "overrides")
+    check("overridden" in ctx.ok(["inspect", out]).out, "inspect does not tell of the override")
+    for bad in ("nonsense=1", "weight_from=never", "weight_from", "top_k=0", "top_k=24"):
+        ctx.fails(["convert", ctx.source(), ctx.path("out"), "--policy", bad], 2)
+
+
+def test_existing_output(ctx):
+    out = ctx.path("k3.moepack")
+    ctx.ok(["convert", ctx.source(), out])
+    before = os.stat(os.path.join(out, "index.mpk")).st_mtime_ns
+    ctx.fails(["convert", ctx.source(), out], 6, out)
+    equal(os.stat(os.path.join(out, "index.mpk")).st_mtime_ns, before, "the container was touched")
+    ctx.ok(["convert", ctx.source(), out, "--overwrite", "--layout", "canonical"])
+    equal(ctx.json(["inspect", out])["layout"], "canonical", "layout after --overwrite")
+    other = ctx.path("file")
+    with open(other, "w", encoding="utf-8") as file:
+        file.write("mine")
+    ctx.fails(["convert", ctx.source(), other], 6)
+    with open(other, encoding="utf-8") as file:
+        equal(file.read(), "mine", "content of a file in the way")
+
+
+def test_left_over_partial(ctx):
+    out = ctx.path("k3.moepack")
+    os.mkdir(out + ".partial")
+    marker = os.path.join(out + ".partial", "marker")
+    with open(marker, "w", encoding="utf-8"):
+        pass
+    ctx.fails(["convert", ctx.source(), out], 6, ".partial")
+    check(os.path.exists(marker), "a .partial of an earlier run was deleted")
+    check(not os.path.exists(out), "output although refused")
+    ctx.fails(["inspect", out + ".partial"], 4)
+
+
+def test_missing_parts(ctx):
+    ctx.no_such_folder(["convert", None, ctx.path("out")])
+    source = ctx.copy_source()
+    shard = os.path.join(source, "model-00002-of-00003.safetensors")
+    os.remove(shard)
+    out = ctx.path("out")
+    ctx.fails(["convert", source, out], 4, "model-00002-of-00003.safetensors")
+    nothing_left(out)
+    error = ctx.error(["convert", source, out], 4)
+    check("model-00002-of-00003.safetensors" in (error["file"] or "") + error["message"], "the error does not name the shard")
+
+
+def test_truncated_shard(ctx):
+    source = ctx.copy_source()
+    shard = os.path.join(source, "model-00001-of-00003.safetensors")
+    os.truncate(shard, os.path.getsize(shard) - 1)
+    out = ctx.path("out")
+    result = ctx.run(["convert", source, out])
+    check(result.code in (3, 4), "exit code %d" % result.code, result)
+    check("model-00001-of-00003.safetensors" in result.err, "file is not named", result)
+    nothing_left(out)
+
+
+def change_config(source, change):
+    path = os.path.join(source, "config.json")
+    with open(path, encoding="utf-8") as file:
+        config = json.load(file)
+    change(config)
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(config, file)
+
+
+def test_unknown_model(ctx):
+    source = ctx.copy_source()
+
+    def rename(config):
+        config["model_type"] = "brand_new_moe"
+        config.get("text_config", {})["model_type"] = "brand_new_text"
+        config["architectures"] = ["BrandNewForCausalLM"]
+    change_config(source, rename)
+    result = ctx.run(["convert", source, ctx.path("out")])
+    equal(result.code, 5, "exit code", result)
+    check("brand_new" in result.err and "kimi_k3" in result.err, "neither the type nor the known ones are named", result)
+
+
+def test_contradicting_config(ctx):
+    source = ctx.copy_source()
+
+    def grow(config):
+        config.get("text_config", config)["moe_intermediate_size"] = 96
+    change_config(source, grow)
+    out = ctx.path("out")
+    result = ctx.run(["convert", source, out])
+    check(result.code in (3, 5), "exit code %d" % result.code, result)
+    check("[128, 112]" in result.err and "[192, 112]" in result.err, "not both shapes are named", result)
+    nothing_left(out)
+
+
+def find_tensor(source, wanted):
+    """Shard file and absolute offset of a tensor's data."""
+    import struct
+    for name in sorted(os.listdir(source)):
+        if not name.endswith(".safetensors"):
+            continue
+        with open(os.path.join(source, name), "rb") as file:
+            length = struct.unpack("<Q", file.read(8))[0]
+            header = json.loads(file.read(length))
+        for tensor, entry in header.items():
+            if tensor.endswith(wanted):
+                return os.path.join(source, name), 8 + length + entry["data_offsets"][0], tensor
+    raise Failure("no tensor ends with " + wanted)
+
+
+def test_nan_scale(ctx):
+    source = ctx.copy_source()
+    path, offset, name = find_tensor(source, "layers.2.block_sparse_moe.experts.9.w3.weight_scale")
+    with open(path, "r+b") as file:
+        file.seek(offset + 5)
+        file.write(b"\xff")
+    out = ctx.path("out")
+    error = ctx.error(["convert", source, out], 3)
+    equal(error["layer"], 2, "layer")
+    equal(error["expert"], 9, "expert")
+    check("w3.weight_scale" in (error["tensor"] or ""), "tensor %r" % error["tensor"])
+    nothing_left(out)
+    ctx.ok(["convert", source, out, "--allow-nan-scales", "--quiet"])
+    ctx.ok(["verify", out])
+    stats = ctx.json(["inspect", out, "--layer", "2", "--expert", "9", "--stats"])["stats"]
+    equal(stats["nan_scales"], 1, "NaN scales counted")
+    x = ctx.golden("layer_2.safetensors")
+    error = ctx.error(["run", out, "--layer", "2", "--input", x, "--output", ctx.path("y")], 3)
+    equal([error["layer"], error["expert"]], [2, 9], "layer and expert")
+
+
+def test_progress(ctx):
+    result = ctx.ok(["convert", ctx.source(), ctx.path("k3.moepack"), "--progress"])
+    check("ETA" in result.err and "%" in result.err, "no progress on stderr", result)
+    check("ETA" not in result.out, "progress on stdout", result)
+    quiet = ctx.ok(["convert", ctx.source(), ctx.path("k3.moepack"), "--progress", "--quiet"])
+    equal(quiet.err, "", "stderr with --quiet", quiet)
+
+
+def test_interrupt(ctx):
+    """Ctrl-C once the work has begun: exit code 130, and nothing that looks like a container."""
+    source = ctx.path("big")
+    ctx.ok(["synth", "kimi_k3", source, "--hidden", "512", "--latent", "512", "--intermediate", "512", "--experts", "128", "--layers", "4", "--quiet"])
+    for number in (signal.SIGINT, signal.SIGTERM):
+        out = ctx.path("big.moepack")
+        process = ctx.start(["convert", source, out, "--jobs", "1", "--progress", "--json", "--verify"])
+        deadline = time.monotonic() + 30
+        while not os.path.exists(out + ".partial") and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.001)
+        process.send_signal(number)
+        stdout, stderr = process.communicate(timeout=60)
+        check(process.returncode == 130, "exit code %d\n%s\n%s" % (process.returncode, stdout.decode(), stderr.decode()))
+        equal(json.loads(stdout)["error"]["exit_code"], 130, "exit_code in JSON")
+        nothing_left(out)
+    shutil.rmtree(source)
