@@ -146,7 +146,7 @@ static void ignore_part(void *user, uint64_t i, uint64_t xxh3)
 }
 
 static moepack_status copy_chunks(exporter *e, mpk_lane *lane, const mpk_placed *placed, const mpk_index_piece *piece,
-                                  const moepack_section *section, int shard_fd, mpk_hasher *hasher,
+                                  const moepack_section *section, int shard_fd, mpk_section_hash *hasher,
                                   moepack_error *error)
 {
     mpk_shape shape;
@@ -158,7 +158,7 @@ static moepack_status copy_chunks(exporter *e, mpk_lane *lane, const mpk_placed 
     mpk_chunker_init(&chunker, &shape, lane->bytes);
     mpk_chunker_need(&chunker, &canonical, &stored);
     bool same = shape.layout == MOEPACK_LAYOUT_CANONICAL;
-    mpk_hasher_init(hasher, lane, same, shape.decoded_length, ignore_part, NULL);
+    mpk_section_hash_init(hasher, lane, same, shape.decoded_length, ignore_part, NULL);
     moepack_status status = mpk_buffers_take(lane, same ? canonical : stored, same ? 0 : canonical, &buffers, error);
     if (status != MOEPACK_OK) return status;
     const char *from = mpk_pack_shard_path(e->pack, piece->shard);
@@ -168,13 +168,13 @@ static moepack_status copy_chunks(exporter *e, mpk_lane *lane, const mpk_placed 
             status = mpk_file_pread(shard_fd, buffers.in, chunk.stored_length, section->offset + chunk.stored_offset,
                                     from, error);
         if (status != MOEPACK_OK) break;
-        mpk_hasher_stored(hasher, buffers.in, chunk.stored_length);
+        mpk_section_hash_stored(hasher, buffers.in, chunk.stored_length);
         const uint8_t *bytes = buffers.in;
         if (!chunk.same) {
             status = moepack_panel_to_canonical(chunk.matrices, chunk.matrix_count, buffers.in, chunk.stored_length,
                                                 buffers.out, chunk.canonical_length, error);
             bytes = buffers.out;
-            if (status == MOEPACK_OK) mpk_hasher_canonical(hasher, bytes, chunk.canonical_length);
+            if (status == MOEPACK_OK) mpk_section_hash_canonical(hasher, bytes, chunk.canonical_length);
         }
         if (status == MOEPACK_OK)
             status = mpk_file_pwrite(e->fd, bytes, chunk.canonical_length, placed->offset + chunk.canonical_offset,
@@ -192,7 +192,7 @@ static moepack_status copy_piece(void *user, unsigned lane, size_t item, moepack
     const mpk_placed *placed = &e->placed[item];
     const mpk_index_piece *piece = &e->pieces.piece[placed->piece];
     moepack_section section;
-    mpk_hasher hasher;
+    mpk_section_hash hasher;
     int shard_fd;
     moepack_index_section(e->index, piece->section, &section);
     moepack_status status = mpk_pack_shard(e->pack, piece->shard, &shard_fd, error);
@@ -201,7 +201,7 @@ static moepack_status copy_piece(void *user, unsigned lane, size_t item, moepack
     if (status == MOEPACK_E_INTERRUPTED) return status;
     if (status == MOEPACK_OK) {
         uint64_t canonical, stored;
-        mpk_hasher_end(&hasher, &canonical, &stored);
+        mpk_section_hash_end(&hasher, &canonical, &stored);
         if (stored != section.xxh3_stored)
             status = hash_error("stored", section.xxh3_stored, stored, error);
         else if (canonical != section.xxh3_canonical)

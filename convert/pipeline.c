@@ -166,7 +166,7 @@ static moepack_status check_scales(mover *m, const mpk_piece *piece, const mpk_s
 
 /* One chunk: from the source, or from `loaded`, to its place in the shard. */
 static moepack_status move_chunk(mover *m, const mpk_piece *piece, const mpk_chunk *chunk, const uint8_t *loaded,
-                                 const mpk_buffers *buffers, mpk_hasher *hasher, const mpk_shape *shape,
+                                 const mpk_buffers *buffers, mpk_section_hash *hasher, const mpk_shape *shape,
                                  mpk_scale_scan *scan, moepack_error *error)
 {
     const open_file *from = &m->files[piece->file];
@@ -179,7 +179,7 @@ static moepack_status move_chunk(mover *m, const mpk_piece *piece, const mpk_chu
     mpk_scales_scan(shape, chunk->canonical_offset, canonical, chunk->canonical_length, scan);
     status = check_scales(m, piece, scan, error);
     if (status != MOEPACK_OK) return status;
-    mpk_hasher_canonical(hasher, canonical, chunk->canonical_length);
+    mpk_section_hash_canonical(hasher, canonical, chunk->canonical_length);
     const uint8_t *stored = canonical;
     if (!chunk->same) {
         status = moepack_panel_from_canonical(chunk->matrices, chunk->matrix_count, canonical, chunk->canonical_length,
@@ -187,7 +187,7 @@ static moepack_status move_chunk(mover *m, const mpk_piece *piece, const mpk_chu
         if (status != MOEPACK_OK) return status;
         stored = buffers->out;
     }
-    mpk_hasher_stored(hasher, stored, chunk->stored_length);
+    mpk_section_hash_stored(hasher, stored, chunk->stored_length);
     const moepack_section *section = &m->plan->tables.sections[piece->section];
     return mpk_file_pwrite(m->pipeline->shard_fd[piece->shard], stored, chunk->stored_length,
                            section->offset + chunk->stored_offset, m->pipeline->shard_path[piece->shard], error);
@@ -202,7 +202,7 @@ static moepack_status move_piece(mover *m, mpk_lane *lane, size_t index, const u
     mpk_chunker chunker;
     mpk_chunk chunk;
     mpk_buffers buffers;
-    mpk_hasher hasher;
+    mpk_section_hash hasher;
     uint64_t in, out;
     mpk_plan_shape(m->plan, piece, &shape);
     mpk_chunker_init(&chunker, &shape, lane->bytes);
@@ -211,7 +211,8 @@ static moepack_status move_piece(mover *m, mpk_lane *lane, size_t index, const u
     if (status != MOEPACK_OK) return status;
     mpk_part_entry *parts =
         section->first_blocktable == MOEPACK_NO_BLOCKTABLE ? NULL : t->parts + section->first_blocktable;
-    mpk_hasher_init(&hasher, lane, shape.layout == MOEPACK_LAYOUT_CANONICAL, shape.decoded_length, store_part, parts);
+    mpk_section_hash_init(&hasher, lane, shape.layout == MOEPACK_LAYOUT_CANONICAL, shape.decoded_length, store_part,
+                          parts);
     mpk_scale_scan scan = {0};
     const char *label =
         piece->block == MOEPACK_NO_BLOCK ? "" : m->pipeline->source->blocks[m->plan->source_block[piece->block]].label;
@@ -222,7 +223,7 @@ static moepack_status move_piece(mover *m, mpk_lane *lane, size_t index, const u
         if (status == MOEPACK_OK) mpk_meter_add(m->pipeline->meter, label, chunk.canonical_length);
     }
     mpk_buffers_return(lane, &buffers);
-    if (status == MOEPACK_OK) mpk_hasher_end(&hasher, &section->xxh3_canonical, &section->xxh3_stored);
+    if (status == MOEPACK_OK) mpk_section_hash_end(&hasher, &section->xxh3_canonical, &section->xxh3_stored);
     if (status == MOEPACK_OK && scan.large) status = remember_large_scale(m, index, error);
     return status;
 }

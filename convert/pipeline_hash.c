@@ -7,40 +7,40 @@
 #include <stdlib.h>
 #include <string.h>
 
-void mpk_hasher_init(mpk_hasher *hasher, mpk_lane *lane, bool same, uint64_t decoded_length, mpk_part_done done,
-                     void *user)
+void mpk_section_hash_init(mpk_section_hash *hasher, mpk_lane *lane, bool same, uint64_t decoded_length,
+                           mpk_part_done done, void *user)
 {
-    *hasher = (mpk_hasher){.lane = lane,
-                           .same = same,
-                           .part_count = mpk_part_count(decoded_length, MOEPACK_CODEC_RAW),
-                           .done = done,
-                           .user = user};
-    XXH3_64bits_reset(lane->first);
-    XXH3_64bits_reset(lane->second);
-    XXH3_64bits_reset(lane->part);
+    *hasher = (mpk_section_hash){.lane = lane,
+                                 .same = same,
+                                 .part_count = mpk_part_count(decoded_length, MOEPACK_CODEC_RAW),
+                                 .done = done,
+                                 .user = user};
+    mpk_hasher_reset(lane->first);
+    mpk_hasher_reset(lane->second);
+    mpk_hasher_reset(lane->part);
 }
 
-void mpk_hasher_canonical(mpk_hasher *hasher, const void *bytes, size_t size)
+void mpk_section_hash_canonical(mpk_section_hash *hasher, const void *bytes, size_t size)
 {
-    if (!hasher->same) XXH3_64bits_update(hasher->lane->first, bytes, size);
+    if (!hasher->same) mpk_hasher_add(hasher->lane->first, bytes, size);
 }
 
-static void end_part(mpk_hasher *hasher)
+static void end_part(mpk_section_hash *hasher)
 {
-    hasher->done(hasher->user, hasher->part, XXH3_64bits_digest(hasher->lane->part));
-    XXH3_64bits_reset(hasher->lane->part);
+    hasher->done(hasher->user, hasher->part, mpk_hasher_hash64(hasher->lane->part));
+    mpk_hasher_reset(hasher->lane->part);
     hasher->part++;
     hasher->filled = 0;
 }
 
-void mpk_hasher_stored(mpk_hasher *hasher, const void *bytes, size_t size)
+void mpk_section_hash_stored(mpk_section_hash *hasher, const void *bytes, size_t size)
 {
-    XXH3_64bits_update(hasher->lane->second, bytes, size);
+    mpk_hasher_add(hasher->lane->second, bytes, size);
     const uint8_t *at = bytes;
     while (hasher->part_count && size > 0) {
         uint64_t room = MPK_PART - hasher->filled;
         size_t step = size < room ? size : (size_t)room;
-        XXH3_64bits_update(hasher->lane->part, at, step);
+        mpk_hasher_add(hasher->lane->part, at, step);
         hasher->filled += step;
         at += step;
         size -= step;
@@ -48,11 +48,11 @@ void mpk_hasher_stored(mpk_hasher *hasher, const void *bytes, size_t size)
     }
 }
 
-void mpk_hasher_end(mpk_hasher *hasher, uint64_t *canonical, uint64_t *stored)
+void mpk_section_hash_end(mpk_section_hash *hasher, uint64_t *canonical, uint64_t *stored)
 {
     if (hasher->part_count && hasher->filled) end_part(hasher);
-    *stored = XXH3_64bits_digest(hasher->lane->second);
-    *canonical = hasher->same ? *stored : XXH3_64bits_digest(hasher->lane->first);
+    *stored = mpk_hasher_hash64(hasher->lane->second);
+    *canonical = hasher->same ? *stored : mpk_hasher_hash64(hasher->lane->first);
 }
 
 static int by_name_file_expert(const void *left, const void *right)
@@ -85,27 +85,24 @@ static moepack_status encode_item(const mpk_root_item *item, mpk_buf *buf, mpk_b
 moepack_status mpk_canonical_root(mpk_root_item *items, size_t count, moepack_hash128 *out, moepack_error *error)
 {
     if (count) qsort(items, count, sizeof *items, by_name_file_expert);
-    XXH3_state_t *state = XXH3_createState();
-    if (!state) return mpk_fail(error, MOEPACK_E_REFUSED, "out of memory");
-    XXH3_128bits_reset(state);
+    mpk_hasher *hasher = mpk_hasher_new(128);
+    if (!hasher) return mpk_fail(error, MOEPACK_E_REFUSED, "out of memory");
     mpk_buf buf = {0}, dims = {0};
     moepack_status status = MOEPACK_OK;
     for (size_t i = 0; i < count && status == MOEPACK_OK; i++) {
         status = encode_item(&items[i], &buf, &dims, error);
-        if (status == MOEPACK_OK) XXH3_128bits_update(state, buf.data, buf.size);
+        if (status == MOEPACK_OK) mpk_hasher_add(hasher, buf.data, buf.size);
     }
-    XXH128_hash_t hash = XXH3_128bits_digest(state);
-    *out = (moepack_hash128){.low = hash.low64, .high = hash.high64};
+    *out = mpk_hasher_hash128(hasher);
     free(buf.data);
     free(dims.data);
-    XXH3_freeState(state);
+    mpk_hasher_free(hasher);
     return status;
 }
 
 bool mpk_word_hash_begin(mpk_word_hash *hash)
 {
-    hash->state = XXH3_createState();
-    if (hash->state) XXH3_128bits_reset(hash->state);
+    hash->state = mpk_hasher_new(128);
     return hash->state != NULL;
 }
 
@@ -113,13 +110,13 @@ void mpk_word_hash_add(mpk_word_hash *hash, uint64_t word)
 {
     uint8_t bytes[8];
     mpk_store64(bytes, word);
-    XXH3_128bits_update(hash->state, bytes, sizeof bytes);
+    mpk_hasher_add(hash->state, bytes, sizeof bytes);
 }
 
 moepack_hash128 mpk_word_hash_end(mpk_word_hash *hash)
 {
-    XXH128_hash_t digest = XXH3_128bits_digest(hash->state);
-    XXH3_freeState(hash->state);
+    moepack_hash128 digest = mpk_hasher_hash128(hash->state);
+    mpk_hasher_free(hash->state);
     hash->state = NULL;
-    return (moepack_hash128){.low = digest.low64, .high = digest.high64};
+    return digest;
 }

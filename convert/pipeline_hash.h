@@ -9,20 +9,20 @@
 typedef void (*mpk_part_done)(void *user, uint64_t i, uint64_t xxh3);
 
 /* Canonical hash, stored hash and part hashes of one section, fed chunk by chunk through a lane's states. */
-typedef struct mpk_hasher {
+typedef struct mpk_section_hash {
     mpk_lane *lane;
     bool same; /* stored bytes are the canonical ones: hashed once */
     uint64_t part_count;
     uint64_t part, filled; /* current part, bytes of it that passed */
     mpk_part_done done;
     void *user;
-} mpk_hasher;
+} mpk_section_hash;
 
-void mpk_hasher_init(mpk_hasher *hasher, mpk_lane *lane, bool same, uint64_t decoded_length, mpk_part_done done,
-                     void *user);
-void mpk_hasher_canonical(mpk_hasher *hasher, const void *bytes, size_t size);
-void mpk_hasher_stored(mpk_hasher *hasher, const void *bytes, size_t size);
-void mpk_hasher_end(mpk_hasher *hasher, uint64_t *canonical, uint64_t *stored);
+void mpk_section_hash_init(mpk_section_hash *hasher, mpk_lane *lane, bool same, uint64_t decoded_length,
+                           mpk_part_done done, void *user);
+void mpk_section_hash_canonical(mpk_section_hash *hasher, const void *bytes, size_t size);
+void mpk_section_hash_stored(mpk_section_hash *hasher, const void *bytes, size_t size);
+void mpk_section_hash_end(mpk_section_hash *hasher, uint64_t *canonical, uint64_t *stored);
 
 /* One item of canonical_root. */
 typedef struct mpk_root_item {
@@ -40,7 +40,7 @@ moepack_status mpk_canonical_root(mpk_root_item *items, size_t count, moepack_ha
 
 /* hash128 over words, each stored little-endian: the file hash. */
 typedef struct mpk_word_hash {
-    XXH3_state_t *state;
+    mpk_hasher *state;
 } mpk_word_hash;
 bool mpk_word_hash_begin(mpk_word_hash *hash);
 void mpk_word_hash_add(mpk_word_hash *hash, uint64_t word);

@@ -184,9 +184,9 @@ moepack_status mpk_lanes_init(mpk_lanes *lanes, unsigned jobs, uint64_t useful, 
         *lane = (mpk_lane){.bytes = lanes->bytes, .owner = lanes};
         lane->in = aligned_alloc(4096, lanes->bytes);
         lane->out = aligned_alloc(4096, lanes->bytes);
-        lane->first = XXH3_createState();
-        lane->second = XXH3_createState();
-        lane->part = XXH3_createState();
+        lane->first = mpk_hasher_new(64);
+        lane->second = mpk_hasher_new(64);
+        lane->part = mpk_hasher_new(64);
         good = lane->in && lane->out && lane->first && lane->second && lane->part;
     }
     if (good) return MOEPACK_OK;
@@ -200,9 +200,9 @@ void mpk_lanes_free(mpk_lanes *lanes)
         mpk_lane *lane = &lanes->lane[i];
         free(lane->in);
         free(lane->out);
-        if (lane->first) XXH3_freeState(lane->first);
-        if (lane->second) XXH3_freeState(lane->second);
-        if (lane->part) XXH3_freeState(lane->part);
+        mpk_hasher_free(lane->first);
+        mpk_hasher_free(lane->second);
+        mpk_hasher_free(lane->part);
     }
     free(lanes->lane);
     lanes->lane = NULL;

@@ -7,10 +7,10 @@
 #ifndef MOEPACK_CONVERT_PIPELINE_JOBS_H
 #define MOEPACK_CONVERT_PIPELINE_JOBS_H
 
+#include "hash.h"
 #include "moepack/convert.h"
 
 #include <pthread.h>
-#include <xxhash.h>
 
 /* Bound of all buffers of one call, whatever its number of jobs. */
 #define MPK_POOL_BYTES ((uint64_t)512 << 20)
@@ -35,7 +35,7 @@ moepack_status mpk_jobs_run(unsigned jobs, size_t count, const moepack_callbacks
 typedef struct mpk_lane {
     uint8_t *in, *out; /* page aligned, `bytes` each */
     uint64_t bytes;
-    XXH3_state_t *first, *second, *part;
+    mpk_hasher *first, *second, *part;
     struct mpk_lanes *owner;
 } mpk_lane;
 

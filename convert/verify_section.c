@@ -95,7 +95,8 @@ void mpk_verify_shape(const mpk_verify *v, const mpk_check *check, mpk_shape *ou
 /* Reads, hashes and un-permutes chunk by chunk. *padding: the first byte with a wrong padding element, UINT64_MAX if
  * none. */
 static moepack_status run_chunks(mpk_verify *v, mpk_lane *lane, const mpk_verify_shard *shard, const mpk_check *check,
-                                 const mpk_shape *shape, mpk_hasher *hasher, uint64_t *padding, moepack_error *error)
+                                 const mpk_shape *shape, mpk_section_hash *hasher, uint64_t *padding,
+                                 moepack_error *error)
 {
     mpk_chunker chunker;
     mpk_chunk chunk;
@@ -114,13 +115,13 @@ static moepack_status run_chunks(mpk_verify *v, mpk_lane *lane, const mpk_verify
             status = mpk_file_pread(shard->fd, buffers.in, chunk.stored_length, check->offset + chunk.stored_offset,
                                     shard->path, error);
         if (status != MOEPACK_OK) break;
-        mpk_hasher_stored(hasher, buffers.in, chunk.stored_length);
+        mpk_section_hash_stored(hasher, buffers.in, chunk.stored_length);
         if (!chunk.same)
             status = moepack_panel_to_canonical(chunk.matrices, chunk.matrix_count, buffers.in, chunk.stored_length,
                                                 buffers.out, chunk.canonical_length, error);
         if (status == MOEPACK_OK && !chunk.same) {
             uint64_t at;
-            mpk_hasher_canonical(hasher, buffers.out, chunk.canonical_length);
+            mpk_section_hash_canonical(hasher, buffers.out, chunk.canonical_length);
             if (*padding == UINT64_MAX && !mpk_panel_padding(chunk.matrices, chunk.matrix_count, buffers.in, &at))
                 *padding = chunk.stored_offset + at;
         }
@@ -138,32 +139,32 @@ static moepack_status check_stored(mpk_verify *v, mpk_lane *lane, const mpk_veri
     uint32_t part = section->first_blocktable, part_length = 0;
     uint64_t in_part = 0, expected = 0;
     moepack_status status = MOEPACK_OK;
-    XXH3_64bits_reset(lane->second);
+    mpk_hasher_reset(lane->second);
     if (parts) moepack_index_part(v->index, part, &part_length, &expected);
-    XXH3_64bits_reset(lane->part);
+    mpk_hasher_reset(lane->part);
     for (uint64_t at = 0; at < check->length && status == MOEPACK_OK;) {
         uint64_t size = check->length - at < lane->bytes ? check->length - at : lane->bytes;
         if (parts && part_length - in_part < size) size = part_length - in_part;
         if (mpk_cancelled(&v->options->callbacks)) return mpk_fail(error, MOEPACK_E_INTERRUPTED, "interrupted");
         status = mpk_file_pread(shard->fd, lane->in, size, check->offset + at, shard->path, error);
         if (status != MOEPACK_OK) break;
-        XXH3_64bits_update(lane->second, lane->in, size);
-        if (parts) XXH3_64bits_update(lane->part, lane->in, size);
+        mpk_hasher_add(lane->second, lane->in, size);
+        if (parts) mpk_hasher_add(lane->part, lane->in, size);
         mpk_meter_add(&v->meter, "", size);
         at += size;
         in_part += size;
         if (!parts || in_part < part_length) continue;
-        uint64_t found = XXH3_64bits_digest(lane->part);
+        uint64_t found = mpk_hasher_hash64(lane->part);
         if (found != expected)
             found_hash(v, check, check->offset + at - in_part, part_length, expected, found,
                        "stored bytes of this part do not match their hash");
-        XXH3_64bits_reset(lane->part);
+        mpk_hasher_reset(lane->part);
         in_part = 0;
         if (at < check->length) moepack_index_part(v->index, ++part, &part_length, &expected);
     }
     if (status != MOEPACK_OK) return status;
     mpk_verify_count(v, check->length, 1);
-    uint64_t stored = XXH3_64bits_digest(lane->second);
+    uint64_t stored = mpk_hasher_hash64(lane->second);
     if (!check->bad && stored != section->xxh3_stored)
         found_hash(v, check, check->offset, check->length, section->xxh3_stored, stored,
                    "stored bytes do not match their hash");
@@ -176,16 +177,17 @@ static moepack_status check_content(mpk_verify *v, mpk_lane *lane, const mpk_ver
 {
     moepack_section section;
     mpk_shape shape;
-    mpk_hasher hasher;
+    mpk_section_hash hasher;
     moepack_index_section(v->index, check->section, &section);
     if (!mpk_codec_name(section.codec)) return check_stored(v, lane, shard, check, &section, error);
     mpk_verify_shape(v, check, &shape);
     part_check part = {.v = v, .check = check, .first = section.first_blocktable};
-    mpk_hasher_init(&hasher, lane, shape.layout == MOEPACK_LAYOUT_CANONICAL, shape.decoded_length, check_part, &part);
+    mpk_section_hash_init(&hasher, lane, shape.layout == MOEPACK_LAYOUT_CANONICAL, shape.decoded_length, check_part,
+                          &part);
     uint64_t canonical, stored, padding;
     moepack_status status = run_chunks(v, lane, shard, check, &shape, &hasher, &padding, error);
     if (status != MOEPACK_OK) return status;
-    mpk_hasher_end(&hasher, &canonical, &stored);
+    mpk_section_hash_end(&hasher, &canonical, &stored);
     mpk_verify_count(v, check->length, 1);
     if (check->bad) return MOEPACK_OK; /* a part has said so, more exactly */
     if (stored != section.xxh3_stored)

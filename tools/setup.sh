@@ -3,7 +3,7 @@
 # nothing when all are there. Needs root or sudo only if something is missing.
 set -eu
 
-packages="gcc make cmake pkg-config libjansson-dev libxxhash-dev python3"
+packages="gcc libc6-dev make cmake pkg-config libjansson-dev libxxhash-dev python3"
 if [ "${1:-}" = tests ]; then packages="$packages libcmocka-dev python3-xxhash"; fi
 
 missing=""

@@ -67,8 +67,7 @@ MOEPACK_API moepack_status moepack_safetensors_finish(moepack_safetensors_writer
 /* Gives up: removes the temporary file, frees the writer. NULL is fine. */
 MOEPACK_API void moepack_safetensors_abort(moepack_safetensors_writer *writer);
 
-/* ------------------------------------------------------------------------------------------------- progress and cancel
- */
+/* ------------------------------------------------------------------------------------------------- progress, cancel */
 
 typedef struct moepack_progress {
     const char *stage; /* "read headers", "convert", "verify" ... */

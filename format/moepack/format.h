@@ -222,8 +222,7 @@ typedef enum moepack_capacity {
 
 /* The routing policy of one MoE block: everything that distinguishes one family's layer from another's. A zeroed record
  * is not valid; moepack_policy_init gives the defaults. Keys, types and value names are listed in spec/container.md
- * section 6, and that table is generated from the same source as the code (format/policy.c). Enumerations are held as
- * uint64_t. */
+ * section 6; a test compares that table with the code. Enumerations are held as uint64_t. */
 typedef struct moepack_policy {
     uint64_t hidden;       /* H: width of x and y */
     uint64_t expert_input; /* L: width the experts see; = hidden where there is no latent */
@@ -272,8 +271,7 @@ MOEPACK_API void moepack_policy_init(moepack_policy *policy);
 MOEPACK_API moepack_status moepack_policy_set(moepack_policy *policy, const char *key, const char *value,
                                               moepack_error *error);
 
-/* Number of keys, and one key with its value as text, for listing. `value` is terminated; MOEPACK_E_USAGE past the end.
- */
+/* Number of keys, and one key with its value as text. `value` is terminated; MOEPACK_E_USAGE past the end. */
 MOEPACK_API size_t moepack_policy_key_count(void);
 MOEPACK_API moepack_status moepack_policy_get(const moepack_policy *policy, size_t i, const char **key, char *value,
                                               size_t value_size);

@@ -104,10 +104,9 @@ typedef enum moepack_check {
 typedef struct moepack_load_options {
     size_t size; /* sizeof(moepack_load_options) */
     moepack_io io;
-    moepack_check
-        check; /* none | stored hashes while loading (default) | also canonical hashes and padding of what was loaded */
-               /* with MMAP, none touches nothing: NaN scale bytes are then not noticed either */
-    unsigned threads;                                                        /* reader threads; 0: min(8, cores) */
+    moepack_check check; /* none | stored hashes while loading (default) | also canonical hashes and padding of what was
+                          * loaded. With MMAP, none touches nothing: NaN scale bytes are then not noticed either */
+    unsigned threads;    /* reader threads; 0: min(8, cores) */
     void (*progress)(void *user, uint64_t done_bytes, uint64_t total_bytes); /* from reader threads, one at a time */
     void *user;
     const volatile int *cancel; /* non-zero: stop with MOEPACK_E_INTERRUPTED */
@@ -223,9 +222,10 @@ MOEPACK_API moepack_status moepack_balance_load(const double *scores, size_t tok
 /* One step of Quantile Balancing, in place; no step size.
  *   alpha_i = the (k+1)-th largest of s_i + b: what token i's choices must exceed
  *   c_j     = the (1 - k/E) quantile over tokens of s_ij - alpha_i: ascending m[0 .. T-1], position p = (T-1)(E-k)/E
- * split in integers into floor and rest, c = m[floor] + rest (m[floor+1] - m[floor]) b_j     = -c_j - mean(-c) so that
- * without ties every expert would be chosen by its fair share of the tokens. alpha [T] and c [E] may be NULL. USAGE
- * unless k < E and T >= 1. */
+ *             split in integers into floor and rest: m[floor] + rest x (m[floor+1] - m[floor])
+ *   b_j     = -c_j - mean(-c)
+ * so that without ties every expert would be chosen by its fair share of the tokens. alpha [T] and c [E] may be NULL.
+ * USAGE unless k < E and T >= 1. */
 MOEPACK_API moepack_status moepack_balance_quantile(const double *scores, size_t tokens, uint32_t experts,
                                                     uint32_t top_k, double *bias, double *alpha, double *c,
                                                     moepack_error *error);

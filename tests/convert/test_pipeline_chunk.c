@@ -177,16 +177,16 @@ static void hashes_chunks_and_parts(void **state)
     static const size_t steps[] = {1 << 20, 5000001, 4 << 20, SIZE_MAX};
     for (size_t k = 0; k < 4; k++) {
         parts p = {.count = 0};
-        mpk_hasher hasher;
-        mpk_hasher_init(&hasher, lanes.lane, false, size, take_part, &p);
+        mpk_section_hash hasher;
+        mpk_section_hash_init(&hasher, lanes.lane, false, size, take_part, &p);
         for (size_t at_byte = 0; at_byte < size;) {
             size_t step = size - at_byte < steps[k] ? size - at_byte : steps[k];
-            mpk_hasher_canonical(&hasher, bytes + at_byte, step);
-            mpk_hasher_stored(&hasher, bytes + at_byte, step);
+            mpk_section_hash_canonical(&hasher, bytes + at_byte, step);
+            mpk_section_hash_stored(&hasher, bytes + at_byte, step);
             at_byte += step;
         }
         uint64_t canonical, stored;
-        mpk_hasher_end(&hasher, &canonical, &stored);
+        mpk_section_hash_end(&hasher, &canonical, &stored);
         assert_true(canonical == moepack_hash64(bytes, size));
         assert_true(stored == canonical);
         assert_int_equal(p.count, 3);

@@ -10,9 +10,9 @@ ROOT = sys.argv[1]
 RULES = {
     "format": (["format"], {"xxhash.h", "zstd.h"},
                {"fcntl.h", "unistd.h", "pthread.h", "sys/mman.h", "sys/stat.h", "dirent.h"}),
-    "format/io": (["format", "format/io"], {"xxhash.h"}, set()),
-    "convert": (["format", "format/io", "convert"], {"jansson.h", "xxhash.h"}, set()),
-    "runtime": (["format", "format/io", "runtime", "runtime/cpu"], {"jansson.h", "xxhash.h", "omp.h"}, set()),
+    "format/io": (["format", "format/io"], set(), set()),
+    "convert": (["format", "format/io", "convert"], {"jansson.h"}, set()),
+    "runtime": (["format", "format/io", "runtime", "runtime/cpu"], {"jansson.h", "omp.h"}, set()),
     "tools": (["tools", "tools/bench", "tools/synth"], {"jansson.h", "omp.h"}, set()),
 }
 PUBLIC = {"moepack/format.h": "format", "moepack/convert.h": "convert", "moepack/runtime.h": "runtime"}
