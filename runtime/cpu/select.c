@@ -1,6 +1,7 @@
 /* Which kernel family runs here: processor and operating system are asked, then the best or the named one is taken. */
 #include "kernels.h"
 
+#include "../../format/cpu.h"
 #include "../../format/error.h"
 
 #include <fenv.h>
@@ -10,31 +11,16 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-/* XCR0: the state that the operating system saves on a context switch. A processor may have a register file that the
- * system does not keep; CPUID alone does not say so. Bits: 1 SSE, 2 AVX, 5-7 AVX-512 (masks, upper halves, registers
- * 16-31). Only asked after CPUID says that XGETBV exists and is enabled. */
-static uint64_t saved_state(void)
-{
-    uint32_t low, high;
-    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-    return (uint64_t)high << 32 | low;
-}
-
-#define STATE_AVX 0x06u
-#define STATE_AVX512 0xe6u
-
 static int has_avx2(void)
 {
-    __builtin_cpu_init();
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && (saved_state() & STATE_AVX) == STATE_AVX;
+    return mpk_cpu_has_avx2() && __builtin_cpu_supports("fma");
 }
 
 static int has_avx512(void)
 {
-    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+    return has_avx2() && mpk_cpu_has_avx512f() && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-           __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni") &&
-           (saved_state() & STATE_AVX512) == STATE_AVX512;
+           __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni");
 }
 #else
 static int not_here(void)
