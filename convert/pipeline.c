@@ -209,8 +209,7 @@ static moepack_status move_piece(mover *m, mpk_lane *lane, size_t index, const u
     mpk_chunker_need(&chunker, &in, &out);
     moepack_status status = mpk_buffers_take(lane, in, out, &buffers, error);
     if (status != MOEPACK_OK) return status;
-    mpk_part_entry *parts =
-        section->first_blocktable == MOEPACK_NO_BLOCKTABLE ? NULL : t->parts + section->first_blocktable;
+    mpk_part_entry *parts = section->first_part == MOEPACK_NO_PARTS ? NULL : t->parts + section->first_part;
     mpk_section_hash_init(&hasher, lane, shape.layout == MOEPACK_LAYOUT_CANONICAL, shape.decoded_length, store_part,
                           parts);
     mpk_scale_scan scan = {0};

@@ -22,8 +22,8 @@ moepack_status mpk_plan_section(mpk_planner *planner, uint64_t stored_length, ui
     mpk_tables *t = planner->tables;
     if (!mpk_grow(&t->sections, t->section_count, sizeof *t->sections)) return mpk_plan_oom(planner);
     *section = t->section_count;
-    t->sections[t->section_count++] = (moepack_section){
-        .stored_length = stored_length, .first_blocktable = MOEPACK_NO_BLOCKTABLE, .codec = MOEPACK_CODEC_RAW};
+    t->sections[t->section_count++] =
+        (moepack_section){.stored_length = stored_length, .first_part = MOEPACK_NO_PARTS, .codec = MOEPACK_CODEC_RAW};
     return MOEPACK_OK;
 }
 

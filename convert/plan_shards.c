@@ -226,7 +226,7 @@ static moepack_status make_parts(mpk_planner *planner)
         uint64_t parts = mpk_part_count(section->stored_length, section->codec), left = section->stored_length;
         if (parts == 0) continue;
         if (parts > UINT32_MAX - 1 - t->part_count) return mpk_plan_too_large(planner);
-        section->first_blocktable = (uint32_t)t->part_count;
+        section->first_part = (uint32_t)t->part_count;
         for (uint64_t p = 0; p < parts; p++) {
             if (!mpk_grow(&t->parts, t->part_count, sizeof *t->parts)) return mpk_plan_oom(planner);
             uint64_t length = left < MPK_PART ? left : MPK_PART;

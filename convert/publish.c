@@ -113,7 +113,9 @@ static moepack_status check_out(mpk_publish *p, moepack_error *error)
 {
     p->replace = false;
     if (!mpk_path_exists(p->out)) return MOEPACK_OK;
-    if (!p->overwrite) return mpk_fail(error, MOEPACK_E_REFUSED, "the output exists already");
+    if (!p->overwrite)
+        return mpk_fail(error, MOEPACK_E_REFUSED,
+                        "the output exists already, and replacing it was not asked for (--overwrite)");
     if (!mpk_path_is_dir(p->out)) return mpk_fail(error, MOEPACK_E_REFUSED, "the output exists and is no directory");
     if (mpk_path_exists(p->old)) {
         moepack_status status =

@@ -135,8 +135,8 @@ static moepack_status run_chunks(mpk_verify *v, mpk_lane *lane, const mpk_verify
 static moepack_status check_stored(mpk_verify *v, mpk_lane *lane, const mpk_verify_shard *shard, mpk_check *check,
                                    const moepack_section *section, moepack_error *error)
 {
-    bool parts = section->first_blocktable != MOEPACK_NO_BLOCKTABLE;
-    uint32_t part = section->first_blocktable, part_length = 0;
+    bool parts = section->first_part != MOEPACK_NO_PARTS;
+    uint32_t part = section->first_part, part_length = 0;
     uint64_t in_part = 0, expected = 0;
     moepack_status status = MOEPACK_OK;
     mpk_hasher_reset(lane->second);
@@ -181,7 +181,7 @@ static moepack_status check_content(mpk_verify *v, mpk_lane *lane, const mpk_ver
     moepack_index_section(v->index, check->section, &section);
     if (!mpk_codec_name(section.codec)) return check_stored(v, lane, shard, check, &section, error);
     mpk_verify_shape(v, check, &shape);
-    part_check part = {.v = v, .check = check, .first = section.first_blocktable};
+    part_check part = {.v = v, .check = check, .first = section.first_part};
     mpk_section_hash_init(&hasher, lane, shape.layout == MOEPACK_LAYOUT_CANONICAL, shape.decoded_length, check_part,
                           &part);
     uint64_t canonical, stored, padding;

@@ -215,7 +215,7 @@ static void put_sections(writer *w, uint8_t *e)
         mpk_store64(e + 8, s->stored_length);
         mpk_store64(e + 16, s->xxh3_stored);
         mpk_store64(e + 24, s->xxh3_canonical);
-        mpk_store32(e + 32, s->first_blocktable);
+        mpk_store32(e + 32, s->first_part);
         e[36] = (uint8_t)s->codec;
     }
 }

@@ -90,7 +90,7 @@ static uint64_t parts_of(const mpk_tables_view *view, uint64_t i)
 {
     const uint8_t *s = entry_of(view, MPK_T_SECTIONS, i);
     uint64_t first = mpk_load32(s + 32), stored = mpk_load64(s + 8), sum = 0, n = 0;
-    if (first == MOEPACK_NO_BLOCKTABLE) return 0;
+    if (first == MOEPACK_NO_PARTS) return 0;
     while (sum < stored && first + n < view->t[MPK_T_PARTS].count) {
         sum += mpk_load32(entry_of(view, MPK_T_PARTS, first + n));
         ++n;

@@ -32,10 +32,10 @@ static moepack_status check_parts(walk *w, uint64_t i, const moepack_section *s,
     const bool open_end = decoded == UINT64_MAX;
     uint64_t n = open_end ? left : mpk_part_count(decoded, s->codec), sum = 0, done = 0;
     if (open_end ? s->stored_length == 0 : n == 0) {
-        if (s->first_blocktable != MOEPACK_NO_BLOCKTABLE) return CORRUPT(MPK_T_SECTIONS, i, "has parts but needs none");
+        if (s->first_part != MOEPACK_NO_PARTS) return CORRUPT(MPK_T_SECTIONS, i, "has parts but needs none");
         return MOEPACK_OK;
     }
-    if (s->first_blocktable != w->next_part || n > left)
+    if (s->first_part != w->next_part || n > left)
         return CORRUPT(MPK_T_SECTIONS, i, "its parts do not follow those of the sections before");
     for (; done < n && !(open_end && sum >= s->stored_length); ++done) {
         uint64_t part = w->next_part + done, stored = part_stored(x, part);

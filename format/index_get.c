@@ -214,7 +214,7 @@ void moepack_index_section(const moepack_index *x, uint64_t i, moepack_section *
         .stored_length = mpk_load64(e + 8),
         .xxh3_stored = mpk_load64(e + 16),
         .xxh3_canonical = mpk_load64(e + 24),
-        .first_blocktable = mpk_load32(e + 32),
+        .first_part = mpk_load32(e + 32),
         .codec = (moepack_codec)e[36],
     };
 }

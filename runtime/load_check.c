@@ -15,8 +15,9 @@ static moepack_status bad_hash(const mpk_load_job *job, const mpk_checked *check
     char expected_text[17], found_text[17];
     moepack_hash64_text(expected, expected_text);
     moepack_hash64_text(found, found_text);
-    moepack_status status = mpk_fail(error, MOEPACK_E_CORRUPT, "%s of %" PRIu64 " bytes: expected %s, found %s", what,
-                                     checked == NULL ? piece->stored : checked->length, expected_text, found_text);
+    moepack_status status =
+        mpk_fail(error, MOEPACK_E_CORRUPT, "%s do not match their hash (%" PRIu64 " bytes): expected %s, found %s",
+                 what, checked == NULL ? piece->stored : checked->length, expected_text, found_text);
     if (checked != NULL) mpk_error_offset(error, checked->offset);
     return mpk_load_fail_at(job->load, piece, status, error);
 }
@@ -28,8 +29,8 @@ moepack_status mpk_load_check_unit(mpk_load_job *job, const mpk_unit *unit, moep
         const mpk_checked *checked = &job->checked[c];
         const uint64_t found = moepack_hash64(unit->bytes + (checked->offset - unit->offset), (size_t)checked->length);
         if (found != checked->hash)
-            return bad_hash(job, checked, &job->load->pieces[checked->piece], "hash of the stored bytes", checked->hash,
-                            found, error);
+            return bad_hash(job, checked, &job->load->pieces[checked->piece], "stored bytes", checked->hash, found,
+                            error);
         bytes += checked->length;
     }
     pthread_mutex_lock(&job->lock);
@@ -118,7 +119,7 @@ static moepack_status check_canonical(const mpk_load_job *job, const mpk_piece *
         if (status != MOEPACK_OK) return mpk_load_fail_at(job->load, piece, status, error);
     }
     if (found == section->xxh3_canonical) return MOEPACK_OK;
-    return bad_hash(job, NULL, piece, "hash of the published bytes", section->xxh3_canonical, found, error);
+    return bad_hash(job, NULL, piece, "published bytes", section->xxh3_canonical, found, error);
 }
 
 /* Where the zero bytes behind a piece end: at the next section, or at the end of its last page (all that was loaded).
@@ -165,10 +166,10 @@ static moepack_status check_padding(const mpk_load_job *job, size_t position, mo
 static moepack_status check_whole(const mpk_load_job *job, const mpk_piece *piece, const moepack_section *section,
                                   moepack_error *error)
 {
-    if (section->first_blocktable == MOEPACK_NO_BLOCKTABLE) return MOEPACK_OK;
+    if (section->first_part == MOEPACK_NO_PARTS) return MOEPACK_OK;
     const uint64_t found = moepack_hash64(piece->bytes, (size_t)piece->stored);
     if (found == section->xxh3_stored) return MOEPACK_OK;
-    return bad_hash(job, NULL, piece, "hash of the stored bytes", section->xxh3_stored, found, error);
+    return bad_hash(job, NULL, piece, "stored bytes", section->xxh3_stored, found, error);
 }
 
 moepack_status mpk_load_check_piece(mpk_load_job *job, size_t position, moepack_error *error)

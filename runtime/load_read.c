@@ -72,11 +72,11 @@ static moepack_status make_checked(mpk_load_job *job, moepack_error *error)
         moepack_section section;
         moepack_index_section(job->load->index, piece->section, &section);
         bool ok = true;
-        if (section.first_blocktable == MOEPACK_NO_BLOCKTABLE) {
+        if (section.first_part == MOEPACK_NO_PARTS) {
             ok = add_checked(job, p, piece->offset, piece->stored, section.xxh3_stored);
         } else {
             uint64_t at = 0;
-            for (uint32_t part = section.first_blocktable; at < piece->stored && ok; part++) {
+            for (uint32_t part = section.first_part; at < piece->stored && ok; part++) {
                 uint32_t length;
                 uint64_t hash;
                 moepack_index_part(job->load->index, part, &length, &hash);

@@ -4,8 +4,12 @@ Part of reader.py, the independent reader. Numbers in docstrings are sections of
 """
 import collections
 import struct
+import sys
 
-import xxhash
+try:
+    import xxhash
+except ImportError:
+    sys.exit("this needs the Python module xxhash (package python3-xxhash; plain python3 may be another one)")
 
 CORRUPT, INCOMPLETE, UNSUPPORTED = "corrupt", "incomplete", "unsupported"
 LIMIT = "limit"

@@ -5,8 +5,12 @@ Part of reader.py, the independent reader. Numbers in docstrings are sections of
 import json
 import os
 import struct
+import sys
 
-import xxhash
+try:
+    import xxhash
+except ImportError:
+    sys.exit("this needs the Python module xxhash (package python3-xxhash; plain python3 may be another one)")
 
 from reader_format import CODECS, DTYPES, HEADER_LENGTH, LIMIT_64, NONE32, Finding, corrupt, hash64, hash128, incomplete
 from reader_format import read_shard_header, read_table_set, text64, text128, unsupported

@@ -6,8 +6,12 @@ formulas of section 9. Numbers in comments are sections of container.md.
 import hashlib
 import json
 import struct
+import sys
 
-import xxhash
+try:
+    import xxhash
+except ImportError:
+    sys.exit("this needs the Python module xxhash (package python3-xxhash; plain python3 may be another one)")
 
 MAGIC = b"\x89MPK\r\n\x1a\n"
 NONE32 = 0xFFFFFFFF

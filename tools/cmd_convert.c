@@ -81,13 +81,12 @@ static json_t *report_json(const convert_args *args, const char *out, const moep
         cli_json_u64(report->shards), "seconds", report->seconds, "resumed_bytes", cli_json_u64(report->resumed_bytes));
     if (object == NULL) return NULL;
     json_object_set(object, "warnings", warnings);
-    if (args->dry_run) {
-        json_object_set_new(object, "plan",
-                            json_pack("{s:o, s:o, s:o, s:o}", "container_bytes", cli_json_u64(report->written_bytes),
-                                      "needed_disk_bytes", cli_json_u64(report->needed_disk_bytes),
-                                      "available_disk_bytes", cli_json_u64(report->available_disk_bytes),
-                                      "peak_memory_bytes", cli_json_u64(report->peak_memory_bytes)));
-    } else {
+    json_object_set_new(object, "plan",
+                        json_pack("{s:o, s:o, s:o, s:o}", "container_bytes", cli_json_u64(report->written_bytes),
+                                  "needed_disk_bytes", cli_json_u64(report->needed_disk_bytes), "available_disk_bytes",
+                                  cli_json_u64(report->available_disk_bytes), "peak_memory_bytes",
+                                  cli_json_u64(report->peak_memory_bytes)));
+    if (!args->dry_run) {
         json_object_set_new(object, "root_hash", cli_json_hash128(report->root_hash));
         json_object_set_new(object, "canonical_root", cli_json_hash128(report->canonical_root));
     }
@@ -99,8 +98,8 @@ static void print_dry_run(const moepack_convert_report *report)
     char size[CLI_SIZE_TEXT];
     printf("would read     %s, %llu tensors, %llu experts\n", cli_size(report->source_bytes, size),
            (unsigned long long)report->tensors, (unsigned long long)report->experts);
-    printf("would write    %s in %llu shard files\n", cli_size(report->written_bytes, size),
-           (unsigned long long)report->shards);
+    printf("would write    %s in %llu shard file%s\n", cli_size(report->written_bytes, size),
+           (unsigned long long)report->shards, report->shards == 1 ? "" : "s");
     printf("disk needed    %s\n", cli_size(report->needed_disk_bytes, size));
     printf("disk free      %s%s\n", cli_size(report->available_disk_bytes, size),
            report->available_disk_bytes < report->needed_disk_bytes ? ": NOT ENOUGH" : "");
@@ -113,8 +112,8 @@ static void print_report(const char *out, const moepack_convert_report *report)
     printf("%s\n", out);
     printf("  read        %s, %llu tensors\n", cli_size(report->source_bytes, size),
            (unsigned long long)report->tensors);
-    printf("  written     %s, %llu experts in %llu shard files\n", cli_size(report->written_bytes, size),
-           (unsigned long long)report->experts, (unsigned long long)report->shards);
+    printf("  written     %s, %llu experts in %llu shard file%s\n", cli_size(report->written_bytes, size),
+           (unsigned long long)report->experts, (unsigned long long)report->shards, report->shards == 1 ? "" : "s");
     if (report->resumed_bytes > 0) printf("  resumed     %s\n", cli_size(report->resumed_bytes, size));
     printf("  time        %.2f s", report->seconds);
     if (report->seconds > 0)

@@ -261,8 +261,9 @@ static void print_report(const run_state *run)
 {
     const moepack_load_report *loaded = &run->loaded;
     char a[CLI_SIZE_TEXT], b[CLI_SIZE_TEXT], c[CLI_SIZE_TEXT];
-    printf("layer %s, rank %llu of %u: %llu tokens to %s\n", run->label, (ull)run->args->rank, run->ranks,
-           (ull)run->input.tokens, run->args->output);
+    printf("layer %s", run->label);
+    if (run->ranks > 1) printf(", rank %llu of %u", (ull)run->args->rank, run->ranks);
+    printf(": %llu tokens to %s\n", (ull)run->input.tokens, run->args->output);
     printf("  wanted    %s: %llu experts %s, dense %s\n", cli_size(loaded->bytes_wanted, a),
            (ull)moepack_plan_experts(run->plan), cli_size_short(moepack_plan_expert_bytes(run->plan), b),
            cli_size_short(moepack_plan_dense_bytes(run->plan), c));

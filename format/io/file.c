@@ -272,8 +272,3 @@ bool mpk_file_stamp_equal(const mpk_file_stamp *a, const mpk_file_stamp *b)
     return a->device == b->device && a->inode == b->inode && a->size == b->size && a->mtime_s == b->mtime_s &&
            a->mtime_ns == b->mtime_ns && a->ctime_s == b->ctime_s && a->ctime_ns == b->ctime_ns;
 }
-
-void mpk_file_drop_cache(int fd)
-{
-    (void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-}

@@ -37,8 +37,6 @@ typedef struct mpk_file_stamp {
 } mpk_file_stamp;
 moepack_status mpk_file_stamp_of(int fd, const char *path, mpk_file_stamp *out, moepack_error *error);
 bool mpk_file_stamp_equal(const mpk_file_stamp *a, const mpk_file_stamp *b);
-/* Drops the file's clean pages from the page cache (advice only). */
-void mpk_file_drop_cache(int fd);
 
 /* ---- directories and names ---- */
 

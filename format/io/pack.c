@@ -398,11 +398,11 @@ static void *allocate(uint64_t size)
 static moepack_status decode(const mpk_pack *pack, const moepack_section *s, const uint8_t *from, uint8_t *to,
                              uint64_t decoded, moepack_error *error)
 {
-    if (s->first_blocktable == MOEPACK_NO_BLOCKTABLE)
+    if (s->first_part == MOEPACK_NO_PARTS)
         return mpk_codec_decode(s->codec, from, (size_t)s->stored_length, to, (size_t)decoded, error);
     moepack_status status = MOEPACK_OK;
     uint64_t done = 0;
-    for (uint32_t part = s->first_blocktable; done < decoded && status == MOEPACK_OK; ++part) {
+    for (uint32_t part = s->first_part; done < decoded && status == MOEPACK_OK; ++part) {
         uint32_t stored;
         uint64_t hash, n = decoded - done < MPK_PART ? decoded - done : MPK_PART;
         moepack_index_part(pack->index, part, &stored, &hash);

@@ -311,7 +311,7 @@ typedef enum moepack_source_kind {
 
 #define MOEPACK_NO_SHARD UINT32_MAX
 #define MOEPACK_NO_BLOCK UINT32_MAX
-#define MOEPACK_NO_BLOCKTABLE UINT32_MAX
+#define MOEPACK_NO_PARTS UINT32_MAX
 #define MOEPACK_LABEL_MAX 32
 
 /* 128-bit hash as two halves; text form is high then low, 32 lower-case hex digits, as xxhsum -H2 prints it. */
@@ -362,7 +362,7 @@ typedef struct moepack_section {
     uint64_t offset, stored_length; /* in the shard file; an empty section has offset 0 */
     uint64_t xxh3_stored;           /* of the bytes as stored */
     uint64_t xxh3_canonical;        /* of the published bytes */
-    uint32_t first_blocktable;      /* MOEPACK_NO_BLOCKTABLE: none */
+    uint32_t first_part;            /* MOEPACK_NO_PARTS: none */
     moepack_codec codec;
 } moepack_section;
 

@@ -283,10 +283,10 @@ static void check_parts(const mpk_tables *t)
     for (size_t i = 0; i < t->section_count; i++) {
         const moepack_section *section = &t->sections[i];
         if (section->stored_length <= (uint64_t)8 << 20) {
-            assert_true(section->first_blocktable == MOEPACK_NO_BLOCKTABLE);
+            assert_true(section->first_part == MOEPACK_NO_PARTS);
             continue;
         }
-        assert_int_equal(section->first_blocktable, parts);
+        assert_int_equal(section->first_part, parts);
         for (uint64_t left = section->stored_length; left > 0; parts++) {
             uint64_t length = left < (uint64_t)4 << 20 ? left : (uint64_t)4 << 20;
             assert_true(parts < t->part_count);

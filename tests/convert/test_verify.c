@@ -517,7 +517,7 @@ static void large_sections_are_checked_in_parts(void **state)
         moepack_index_source_file(index, i, &file);
         moepack_index_section(index, file.section, &section);
         if (file.length != size) continue;
-        assert_true(section.first_blocktable != MOEPACK_NO_BLOCKTABLE);
+        assert_true(section.first_part != MOEPACK_NO_PARTS);
         flip(at2(out, "trunk-000.mpk"), section.offset + (9 << 20), 1);
         flip(at2(out, "trunk-000.mpk"), section.offset + size - 1, 1);
         assert_status(verify_into(out, NULL, &found, NULL, &error), MOEPACK_E_CORRUPT, &error, "tokenizer.json");

@@ -332,7 +332,7 @@ static void unknown_codecs_are_unsupported(void **state)
     sections = moepack_index_sections(opened);
     for (uint64_t i = 0; i < sections && number == UINT64_MAX; i++) {
         moepack_index_section(opened, i, &section);
-        if (section.first_blocktable != MOEPACK_NO_BLOCKTABLE) number = i;
+        if (section.first_part != MOEPACK_NO_PARTS) number = i;
     }
     moepack_index_close(opened);
     free(bytes);

@@ -226,10 +226,10 @@ static void add_section(sample *s, const moepack_desc *d, uint64_t canonical, ui
         .stored_length = decoded,
         .xxh3_stored = moepack_hash64(stored, decoded),
         .xxh3_canonical = moepack_hash64(bytes, canonical),
-        .first_blocktable = MOEPACK_NO_BLOCKTABLE,
+        .first_part = MOEPACK_NO_PARTS,
     };
     if (decoded > MPK_PARTED) {
-        section.first_blocktable = (uint32_t)s->t.part_count;
+        section.first_part = (uint32_t)s->t.part_count;
         for (uint64_t done = 0; done < decoded; done += MPK_PART) {
             uint32_t length = (uint32_t)(decoded - done < MPK_PART ? decoded - done : MPK_PART);
             mpk_part_entry part = {length, moepack_hash64(stored + done, length)};
@@ -516,9 +516,9 @@ static void walk_section(const moepack_index *x, uint64_t i, uint32_t shard)
         assert_true(s.offset >= 4096 && s.offset <= entry.tail_offset);
         assert_true(s.stored_length <= entry.tail_offset - s.offset);
     }
-    if (s.first_blocktable == MOEPACK_NO_BLOCKTABLE) return;
+    if (s.first_part == MOEPACK_NO_PARTS) return;
     uint64_t sum = 0, parts = 0;
-    for (uint32_t part = s.first_blocktable; sum < s.stored_length; ++part, ++parts) {
+    for (uint32_t part = s.first_part; sum < s.stored_length; ++part, ++parts) {
         uint32_t stored;
         uint64_t hash;
         moepack_index_part(x, part, &stored, &hash);

@@ -47,7 +47,7 @@ static void test_round_trip(void **state)
         const moepack_section *want = &s.t.sections[i];
         assert_true(got.offset == want->offset && got.stored_length == want->stored_length);
         assert_true(got.xxh3_stored == want->xxh3_stored && got.xxh3_canonical == want->xxh3_canonical);
-        assert_true(got.first_blocktable == want->first_blocktable && got.codec == want->codec);
+        assert_true(got.first_part == want->first_part && got.codec == want->codec);
     }
     for (uint32_t i = 0; i < s.t.matrix_count; ++i) {
         moepack_matrix m;
@@ -522,7 +522,7 @@ static void test_unknown_codec(void **state)
     moepack_section keep = s.t.sections[header];
     s.t.sections[header].codec = (moepack_codec)5;
     expect_tables(&s, MOEPACK_E_CORRUPT);
-    s.t.sections[header].first_blocktable = 3;
+    s.t.sections[header].first_part = 3;
     assert_true(mpk_grow(&s.t.parts, s.t.part_count, sizeof *s.t.parts));
     s.t.parts[s.t.part_count++] = (mpk_part_entry){300, 1};
     expect_tables(&s, MOEPACK_OK);

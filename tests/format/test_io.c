@@ -176,7 +176,6 @@ static void test_reserve_and_stamp(void **state)
     assert_status(MOEPACK_OK, mpk_file_pwrite(fd, "x", 1, 0, path, &e), &e);
     assert_status(MOEPACK_OK, mpk_file_stamp_of(fd, path, &b, &e), &e);
     assert_false(mpk_file_stamp_equal(&a, &b));
-    mpk_file_drop_cache(fd);
     close(fd);
 }
 

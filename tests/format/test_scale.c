@@ -95,7 +95,7 @@ static void add_records(mpk_tables *t, uint64_t *shard_end)
             uint64_t at = r.offset;
             for (uint32_t k = 0; k < 6; ++k) {
                 uint64_t length = t->descs[k].decoded_length;
-                moepack_section s = {at, length, sample_random(&hash), sample_random(&hash), MOEPACK_NO_BLOCKTABLE, 0};
+                moepack_section s = {at, length, sample_random(&hash), sample_random(&hash), MOEPACK_NO_PARTS, 0};
                 PUSH(t->sections, t->section_count, s);
                 at += length; /* every plane is whole pages */
             }

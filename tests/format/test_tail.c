@@ -45,7 +45,7 @@ static void test_expert_tail(void **state)
             assert_true(mpk_load64(got + 16) == r->offset && mpk_load64(got + 24) == r->length);
             assert_true(mpk_load64(got + 32) == sections);
             for (uint32_t k = 0; k < s.t.schemas[r->schema].count; ++k)
-                check_section_entry(&view, sections++, &s.t.sections[r->first_section + k], MOEPACK_NO_BLOCKTABLE);
+                check_section_entry(&view, sections++, &s.t.sections[r->first_section + k], MOEPACK_NO_PARTS);
         }
         assert_int_equal(view.t[MPK_T_TAIL_RECORDS].count, records);
         assert_int_equal(view.t[MPK_T_SECTIONS].count, sections);
@@ -104,7 +104,7 @@ static void test_trunk_tail(void **state)
         uint64_t section = what == 0 ? s.t.tensors[entry].section : s.t.files[entry].section;
         assert_true(section == s.t.section_count - n + i);
         bool big = what == 0 && entry == 8;
-        check_section_entry(&view, i, &s.t.sections[section], big ? 0 : MOEPACK_NO_BLOCKTABLE);
+        check_section_entry(&view, i, &s.t.sections[section], big ? 0 : MOEPACK_NO_PARTS);
     }
     free(tail.data);
     free(index.data);

@@ -189,9 +189,9 @@ static void pad_to(mpk_buf *buf, uint64_t unit)
 
 static void add_parts(writer *w, moepack_section *section, const uint8_t *stored)
 {
-    section->first_blocktable = MOEPACK_NO_BLOCKTABLE;
+    section->first_part = MOEPACK_NO_PARTS;
     if (section->stored_length <= PARTS_ABOVE) return;
-    section->first_blocktable = (uint32_t)w->t.part_count;
+    section->first_part = (uint32_t)w->t.part_count;
     for (uint64_t at = 0; at < section->stored_length; at += PART) {
         const uint64_t left = section->stored_length - at;
         const uint32_t length = left < PART ? (uint32_t)left : PART;

@@ -535,7 +535,7 @@ static void large_sections_are_checked_in_parts(void **state)
     moepack_section section;
     moepack_index_tensor(index, moepack_index_find_tensor(index, name, strlen(name)), &tensor);
     moepack_index_section(index, tensor.section, &section);
-    assert_true(section.first_blocktable != MOEPACK_NO_BLOCKTABLE);
+    assert_true(section.first_part != MOEPACK_NO_PARTS);
     /* In the second part: the error points at that part. */
     flip_byte(path, "trunk-000.mpk", section.offset + (5u << 20), 0x80);
     char offset[40];

@@ -147,8 +147,8 @@ static void print_report(const synth_args *args, const mpk_synth_plan *plan, con
            g->layers, g->layers - g->first_dense, g->experts, g->top_k);
     printf("  widths      hidden %" PRIu64 ", latent %" PRIu64 ", expert %" PRIu64 "\n", g->hidden, g->latent,
            g->intermediate);
-    printf("  written     %s, %" PRIu64 " tensors in %" PRIu64 " shard files\n", cli_size(report->written_bytes, size),
-           report->tensors, report->shards);
+    printf("  written     %s, %" PRIu64 " tensors in %" PRIu64 " shard file%s\n", cli_size(report->written_bytes, size),
+           report->tensors, report->shards, report->shards == 1 ? "" : "s");
     printf("  time        %.1f s", report->seconds);
     if (report->seconds > 0)
         printf(", %s/s", cli_size_short((uint64_t)((double)report->written_bytes / report->seconds), size));
