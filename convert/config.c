@@ -1,3 +1,5 @@
+/* Reads config.json by the keys and names of a family's table into a policy and a layer rule. What the record cannot
+ * say is refused, never approximated. */
 #include "config.h"
 
 #include "bytes.h"

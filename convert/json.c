@@ -1,3 +1,4 @@
+/* Parsing JSON through jansson: duplicate keys refused, errors with path and offset. */
 #include "json.h"
 
 #include "error.h"

@@ -1,3 +1,4 @@
+/* Names every piece of a container once and places pieces in their source files: what verify and export share. */
 #include "pieces.h"
 
 #include "build.h"

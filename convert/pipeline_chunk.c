@@ -1,3 +1,4 @@
+/* How a section is cut into chunks that fit a buffer: whole, by rows of 16, or as plain bytes. */
 #include "pipeline_chunk.h"
 
 #include "bytes.h"

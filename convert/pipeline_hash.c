@@ -1,3 +1,4 @@
+/* Section, part, file and root hashes, computed while bytes pass by. */
 #include "pipeline_hash.h"
 
 #include "build.h"

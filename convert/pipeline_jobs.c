@@ -1,3 +1,4 @@
+/* Worker threads of the pipeline, their buffers out of one bounded pool, and how many there should be. */
 #include "pipeline_jobs.h"
 
 #include "error.h"

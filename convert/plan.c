@@ -1,3 +1,5 @@
+/* The planner: from an opened source to the tables of the container. Pure; the parts are in plan_desc.c (descriptions),
+ * plan_trunk.c (trunk and files) and plan_shards.c (expert shards). */
 #include "plan.h"
 
 #include "layout.h"

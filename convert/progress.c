@@ -1,3 +1,4 @@
+/* Throttled progress, warnings and the cancel flag, shared by convert, verify and export. */
 #include "progress.h"
 
 #include <limits.h>

@@ -1,3 +1,5 @@
+/* Work in OUT.partial, then one durable rename. Nothing that this process did not create is ever removed or replaced.
+ */
 #include "publish.h"
 
 #include "error.h"

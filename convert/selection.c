@@ -1,3 +1,4 @@
+/* Parses --layers and --experts. */
 #include "selection.h"
 
 #include "error.h"

@@ -1,3 +1,4 @@
+/* Names and dims of a source live in one arena: half a million small strings, freed at once. */
 #include "source_internal.h"
 
 #include <stdlib.h>

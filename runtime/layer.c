@@ -1,3 +1,5 @@
+/* The steps of one MoE layer, scheduled over threads: one parallel region per chunk of tokens, tasks of (expert, row
+ * blocks), and sums in slot order by the owner of the output rows, so that no result depends on the schedule. */
 #include "layer.h"
 
 #include "../format/bytes.h"

@@ -1,3 +1,4 @@
+/* From logits to the selected experts and their weights, by the policy record (spec/numerics.md section 5). */
 #include "router.h"
 
 #include "cpu/elementary.h"

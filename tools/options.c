@@ -1,3 +1,4 @@
+/* One table of options per command: parsing with getopt_long, and the help text. */
 #include "cli.h"
 
 #include <ctype.h>

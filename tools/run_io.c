@@ -1,3 +1,4 @@
+/* Input and output files of `run` and `route`. */
 #include "run_io.h"
 
 #include <errno.h>

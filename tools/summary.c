@@ -1,3 +1,4 @@
+/* What a container holds per shard, added up once for the views of inspect. */
 #include "summary.h"
 
 #include <errno.h>

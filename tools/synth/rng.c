@@ -1,3 +1,4 @@
+/* Counter-based random numbers: every row can be made on its own, in any order, with the same result. */
 #include "rng.h"
 
 uint64_t mpk_synth_key(uint64_t seed, const char *name)
