@@ -271,8 +271,7 @@ static void put_strings(writer *w, uint8_t *e)
 
 /* ---- the whole set ---- */
 
-/* Numbers of entries by table id. Without data: no records, sections and parts, which a plan id does not cover. */
-static void count_tables(const mpk_tables *t, bool data, uint64_t *counts)
+void mpk_tables_count(const mpk_tables *t, bool data, uint64_t *counts)
 {
     memset(counts, 0, MPK_T_END * sizeof *counts);
     counts[MPK_T_INFO] = 1;
@@ -306,7 +305,7 @@ static moepack_status encode_set(const mpk_tables *tables, bool data, mpk_buf *o
     };
     uint64_t counts[MPK_T_END];
     uint8_t *entries[MPK_T_END] = {NULL};
-    count_tables(tables, data, counts);
+    mpk_tables_count(tables, data, counts);
     for (uint32_t id = MPK_T_SHARDS; id <= MPK_T_STRINGS; ++id) {
         if (counts[id] >= UINT32_MAX && id != MPK_T_RECORDS && id != MPK_T_SECTIONS)
             return mpk_fail(error, MOEPACK_E_UNSUPPORTED, "table %s needs 2^32 entries or more", mpk_table_name(id));

@@ -5,7 +5,6 @@
 #include "bytes.h"
 #include "error.h"
 #include "index.h"
-#include "string_pool.h"
 #include "tail.h"
 
 #include <stdlib.h>
@@ -318,19 +317,7 @@ static void planned_expert_counts(const mpk_tables *t, uint32_t shard, uint64_t 
 
 static void planned_trunk_counts(const mpk_tables *t, uint32_t shard, uint64_t *counts)
 {
-    counts[MPK_T_INFO] = 1;
-    counts[MPK_T_SHARDS] = t->shard_count;
-    counts[MPK_T_BLOCKS] = t->block_count;
-    counts[MPK_T_SCHEMAS] = t->schema_count;
-    counts[MPK_T_DESCS] = t->desc_count;
-    counts[MPK_T_MATRICES] = t->matrix_count;
-    counts[MPK_T_DIMS] = t->dim_count;
-    counts[MPK_T_POLICIES] = t->policy_count;
-    counts[MPK_T_FIELDS] = (uint64_t)t->policy_count * moepack_policy_key_count();
-    counts[MPK_T_TENSORS] = t->tensor_count;
-    counts[MPK_T_FILES] = t->file_count;
-    counts[MPK_T_ROLES] = t->role_count;
-    counts[MPK_T_STRINGS] = mpk_strings_size(t->strings);
+    mpk_tables_count(t, false, counts);
     for (size_t i = 0; i < t->tensor_count; ++i) {
         const moepack_tensor *tensor = &t->tensors[i];
         if (tensor->shard != shard) continue;
