@@ -472,15 +472,6 @@ static void compare_quant(mpk_opening *o)
 
 /* ------------------------------------------------------------------------------------------------ policies */
 
-/* Sizes and structure follow from the tensors; an override may only change how they are used. */
-static bool same_structure(const moepack_policy *a, const moepack_policy *b)
-{
-    return a->hidden == b->hidden && a->expert_input == b->expert_input && a->intermediate == b->intermediate &&
-           a->gated == b->gated && a->expert_bias == b->expert_bias && a->logit_bias == b->logit_bias &&
-           a->latent == b->latent && a->latent_norm >= b->latent_norm && a->shared_width == b->shared_width &&
-           a->shared_gate == b->shared_gate && a->token_ids == b->token_ids;
-}
-
 static moepack_status override(mpk_opening *o, const char *text, mpk_source_policy *into)
 {
     const char *equals = strchr(text, '=');
@@ -491,7 +482,7 @@ static moepack_status override(mpk_opening *o, const char *text, mpk_source_poli
     moepack_policy before = into->policy;
     moepack_status status = moepack_policy_set(&into->policy, key, equals + 1, o->error);
     if (status) return status;
-    if (!same_structure(&before, &into->policy))
+    if (!moepack_policy_same_structure(&before, &into->policy))
         return mpk_fail(o->error, MOEPACK_E_USAGE, "policy %.80s: this field follows from the tensors", text);
     for (size_t i = 0; i < moepack_policy_key_count(); i++) {
         const char *name;

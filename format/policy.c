@@ -365,6 +365,15 @@ static moepack_status check_values(const moepack_policy *p, moepack_error *error
     return MOEPACK_OK;
 }
 
+bool moepack_policy_same_structure(const moepack_policy *stored, const moepack_policy *changed)
+{
+    const moepack_policy *a = stored, *b = changed;
+    return a->hidden == b->hidden && a->expert_input == b->expert_input && a->intermediate == b->intermediate &&
+           a->gated == b->gated && a->expert_bias == b->expert_bias && a->logit_bias == b->logit_bias &&
+           a->latent == b->latent && a->latent_norm >= b->latent_norm && a->shared_width == b->shared_width &&
+           a->shared_gate == b->shared_gate && a->token_ids == b->token_ids;
+}
+
 moepack_status moepack_policy_check(const moepack_policy *p, uint64_t experts, moepack_error *error)
 {
     moepack_status status = check_values(p, error);

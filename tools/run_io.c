@@ -33,16 +33,6 @@ static moepack_status fail(moepack_error *error, moepack_status status, const ch
 
 /* ------------------------------------------------------------------------------------------------- policy */
 
-/* Fields that say what tensors there are and how large; the norm after the latent space can only be left out. `convert
- * --policy` refuses the same ones. */
-static bool same_structure(const moepack_policy *a, const moepack_policy *b)
-{
-    return a->hidden == b->hidden && a->expert_input == b->expert_input && a->intermediate == b->intermediate &&
-           a->gated == b->gated && a->expert_bias == b->expert_bias && a->logit_bias == b->logit_bias &&
-           a->latent == b->latent && a->latent_norm >= b->latent_norm && a->shared_width == b->shared_width &&
-           a->shared_gate == b->shared_gate && a->token_ids == b->token_ids;
-}
-
 moepack_status run_policy(const moepack_pack *pack, uint32_t block, const cli_list *overrides, moepack_policy *out,
                           moepack_error *error)
 {
@@ -58,7 +48,7 @@ moepack_status run_policy(const moepack_pack *pack, uint32_t block, const cli_li
         snprintf(key, sizeof key, "%.*s", (int)(value - item), item);
         moepack_policy before = *out;
         status = moepack_policy_set(out, key, value + 1, error);
-        if (status == MOEPACK_OK && !same_structure(&before, out))
+        if (status == MOEPACK_OK && !moepack_policy_same_structure(&before, out))
             return fail(error, MOEPACK_E_USAGE, "", "", "--policy %.100s: this field follows from the tensors", item);
     }
     return status == MOEPACK_OK ? moepack_policy_check(out, info.experts, error) : status;

@@ -276,6 +276,10 @@ MOEPACK_API size_t moepack_policy_key_count(void);
 MOEPACK_API moepack_status moepack_policy_get(const moepack_policy *policy, size_t i, const char **key, char *value,
                                               size_t value_size);
 
+/* Whether `changed` describes the same tensors as `stored`: sizes, biases, latent, shared experts and gates are what
+ * the checkpoint holds and no override may change them; the latent norm may be switched off, not on. */
+MOEPACK_API bool moepack_policy_same_structure(const moepack_policy *stored, const moepack_policy *changed);
+
 /* Checks the record against itself and against an expert count: k <= E, E divisible by groups, betas in range ...
  * Error: USAGE, naming the key; whoever took the record from a file decides what that makes of the file. */
 MOEPACK_API moepack_status moepack_policy_check(const moepack_policy *policy, uint64_t experts, moepack_error *error);
