@@ -1,4 +1,4 @@
-/* Shared by layer.c and layer_check.c. */
+/* What layer_check.c offers to layer.c. */
 #ifndef MOEPACK_RUNTIME_LAYER_INTERNAL_H
 #define MOEPACK_RUNTIME_LAYER_INTERNAL_H
 

@@ -1,0 +1,152 @@
+/* One call of the layer while it runs: what is wanted, the arrays of a chunk, and the steps. Shared by the layer's own
+ * files: layer.c (calls and chunks), layer_memory.c, layer_product.c, layer_steps.c, layer_experts.c. */
+#ifndef MOEPACK_RUNTIME_LAYER_JOB_H
+#define MOEPACK_RUNTIME_LAYER_JOB_H
+
+#include "cpu/elementary.h"
+#include "cpu/kernels.h"
+#include "layer.h"
+#include "layer_internal.h"
+
+#include <omp.h>
+
+/* Tokens that one kernel call gets: bounds the pointer arrays on the stack and the buffers of a thread. */
+#define MPK_CALL_TOKENS 64
+/* Row blocks of 16 in one task, at most: long runs keep prefetching useful. */
+#define MPK_MAX_RUN 8
+
+/* Sizes, and the same rounded up to whole blocks of 32 columns. */
+typedef struct mpk_shape {
+    size_t hidden, input, inner, shared, experts, k;
+    size_t hidden_pad, input_pad, inner_pad, shared_pad, experts_pad;
+} mpk_shape;
+
+/* One call: what is wanted, and the arrays of one chunk. Rows of arrays are padded with zeros to whole blocks. */
+typedef struct mpk_job {
+    const mpk_layer_view *view;
+    const mpk_kernels *kernels;
+    mpk_shape n;
+    bool round;        /* MPK_COMPUTE_BF16 */
+    bool want_experts; /* steps 4 to 6 */
+    bool want_y;       /* steps 7 and 8 */
+    bool given_sum;    /* steps 1 to 6 were done elsewhere: s is an input */
+    bool want_latent;  /* step 4, where experts are not wanted */
+    bool given_latent; /* steps 1 to 4 were done elsewhere: z, ids and weights are inputs */
+    bool need_all;     /* a selected expert that is absent is an error also without y */
+    int threads;
+
+    size_t capacity, tokens; /* of the chunk arrays, and in use */
+    const float *x_in, *s_in, *z_in, *weights_in;
+    const int32_t *ids_in;
+    mpk_layer_output out;
+    float *z_out;      /* [T, L] of step 4 */
+    float *scores_out; /* [T, E] of step 1 */
+
+    float *x_raw;             /* [T][hidden_pad] as given */
+    float *x;                 /* [T][hidden_pad] rounded; = x_raw in F32 mode */
+    float *logits;            /* [T][experts_pad] */
+    float *z;                 /* [T][input_pad] what experts read; = x without a latent */
+    mpk_fix16_block *z_fix16; /* [T][input_pad / 32] */
+    int32_t *ids;             /* [T][k] */
+    float *weights;           /* [T][k] */
+    uint32_t *start;          /* [experts + 1]: pairs of expert e are pairs[start[e]] .. pairs[start[e + 1]] */
+    uint32_t *pairs;          /* [T k] t k + slot, sorted by expert, then by token */
+    uint32_t *active;         /* experts with pairs that are present */
+    size_t active_count;
+    uint8_t *act;  /* [T k][inner_pad floats or blocks] input of the down projection */
+    float *shared; /* [T][shared_pad] */
+    float *s;      /* [T][input_pad] */
+    float *n_out;  /* [T][input_pad] input of the up projection */
+    const void **x_rows, **raw_rows, **z_rows, **z_fix16_rows, **shared_rows, **n_rows; /* [T] */
+
+    uint8_t *scratch; /* [threads][scratch_bytes] */
+    size_t scratch_bytes;
+    size_t down_run; /* row blocks in a task of the down projection, limited by the scratch */
+
+    int64_t missing_expert; /* -1: none */
+    size_t missing_token;
+} mpk_job;
+
+/* ------------------------------------------------------------------------------------------------ layer_memory.c */
+
+/* Chooses the chunk and returns the bytes it needs, 0 on overflow. */
+size_t mpk_job_plan(mpk_job *j, size_t tokens);
+
+/* Points the arrays of the planned chunk into `base`, of that many bytes. */
+void mpk_job_place(mpk_job *j, void *base);
+
+/* ------------------------------------------------------------------------------------------------ layer_product.c */
+
+static inline size_t mpk_row_blocks(const mpk_matrix_view *m)
+{
+    return (size_t)((m->rows + MPK_ROWS - 1) / MPK_ROWS);
+}
+
+/* Whether a product with this matrix reads fix16 inputs instead of floats. */
+bool mpk_uses_fix16(const mpk_job *j, const mpk_matrix_view *m);
+
+/* y[i] for `count` row blocks from `first` on, for tokens with input rows x[0 .. tokens), at most MPK_CALL_TOKENS. The
+ * one place where the kernel for a matrix is chosen. */
+void mpk_multiply(const mpk_job *j, const mpk_matrix_view *m, size_t first, size_t count, const void *const *x,
+                  float *const *y, size_t tokens);
+
+/* The same into rows of an array, MPK_CALL_TOKENS at a time. */
+void mpk_multiply_rows(const mpk_job *j, const mpk_matrix_view *m, size_t first, size_t count, const void *const *x,
+                       float *y, size_t stride, size_t tokens);
+
+/* ------------------------------------------------------------------------------------------------ layer_steps.c */
+
+/* Copies one token in, pads it and rounds it. */
+void mpk_prepare_token(mpk_job *j, size_t t);
+
+/* Steps 1, 4 and the first half of the shared experts. Called by every thread of the team, like all loops below. */
+void mpk_project_inputs(mpk_job *j);
+
+/* Steps 2 and 3 of one token, and the latent's rounding. */
+void mpk_route_token(mpk_job *j, size_t t);
+
+/* In place of steps 1 to 4: one token's latent and experts, chosen by the caller. */
+void mpk_take_latent(mpk_job *j, size_t t);
+
+/* Step 7, and s on its way out. */
+void mpk_norm_token(mpk_job *j, size_t t);
+
+/* Step 8. */
+void mpk_write_outputs(mpk_job *j);
+
+/* ------------------------------------------------------------------------------------------------ layer_experts.c */
+
+/* First half of the shared experts, columns [first * 16, + width) of their inner width. */
+void mpk_shared_part(mpk_job *j, size_t first, size_t width);
+
+/* Sorts the pairs (token, slot) by expert and lists the experts that have work here. */
+void mpk_group_pairs(mpk_job *j);
+
+/* Step 5, first half. */
+void mpk_gate_up_experts(mpk_job *j);
+
+/* Step 5, second half, and 6. */
+void mpk_down_and_sum(mpk_job *j);
+
+/* ------------------------------------------------------------------------------------------------ small helpers */
+
+static inline uint8_t *mpk_my_scratch(const mpk_job *j)
+{
+    return j->scratch + (size_t)omp_get_thread_num() * j->scratch_bytes;
+}
+
+/* Row blocks per task: as many as leave every thread some eight tasks, a power of two up to `limit`. */
+static inline size_t mpk_run_length(const mpk_job *j, size_t blocks, size_t limit)
+{
+    size_t run = limit;
+    while (run > 1 && blocks / run < (size_t)j->threads * 8) run /= 2;
+    return run;
+}
+
+/* Rows past the true size of a matrix come out of padding codes: 0, or NaN where an input was infinite. */
+static inline void mpk_clear_tail(float *row, size_t from, size_t to)
+{
+    for (size_t i = from; i < to; i++) row[i] = 0.0f;
+}
+
+#endif

@@ -1,0 +1,95 @@
+/* The arrays of one call: how many tokens are worked off together, and where everything lies in one allocation. */
+#include "../format/bytes.h"
+#include "layer_job.h"
+#include "router.h"
+
+/* Tokens worked off together at most: beyond this, reading weights again costs little next to the arithmetic. */
+#define CHUNK_TOKENS 512
+/* And fewer where their intermediate results would need more memory than this. */
+#define CHUNK_BYTES ((size_t)256 << 20)
+
+/* Hands out parts of one allocation; with base == NULL it only counts. */
+typedef struct arena {
+    uint8_t *base;
+    size_t used;
+    bool overflow;
+} arena;
+
+static void *take(arena *a, size_t rows, size_t columns, size_t size)
+{
+    uint64_t bytes, end;
+    if (!mpk_mul64(rows, columns, &bytes) || !mpk_mul64(bytes, size, &bytes) ||
+        !mpk_align64(bytes, MPK_VIEW_ALIGNMENT, &bytes) || !mpk_add64(a->used, bytes, &end) || end > PTRDIFF_MAX) {
+        a->overflow = true;
+        return NULL;
+    }
+    void *at = a->base != NULL ? a->base + a->used : NULL;
+    a->used = (size_t)end;
+    return at;
+}
+
+static void take_rows(arena *a, mpk_job *j)
+{
+    const void ***rows[] = {&j->x_rows, &j->raw_rows, &j->z_rows, &j->z_fix16_rows, &j->shared_rows, &j->n_rows};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        *rows[i] = (const void **)take(a, j->capacity, 1, sizeof(void *));
+}
+
+/* Scratch of a thread: the router's, or gate and up outputs of one task, or outputs of the down projection for all
+ * pairs. */
+static void size_scratch(mpk_job *j, arena *a)
+{
+    const size_t act = 2 * MPK_CALL_TOKENS * MPK_MAX_RUN * MPK_ROWS * sizeof(float);
+    size_t bytes = mpk_router_scratch_size((uint32_t)j->n.experts);
+    if (act > bytes) bytes = act;
+    const size_t pairs = j->capacity * j->n.k;
+    if (pairs > UINT32_MAX) { /* pairs are numbered in 32 bits */
+        a->overflow = true;
+        return;
+    }
+    j->down_run = 4;
+    while (j->down_run > 1 && pairs * j->down_run * MPK_ROWS * sizeof(float) > (size_t)1 << 20) j->down_run /= 2;
+    const size_t down = pairs * j->down_run * MPK_ROWS * sizeof(float);
+    if (down > bytes) bytes = down;
+    j->scratch_bytes = (bytes + MPK_VIEW_ALIGNMENT - 1) / MPK_VIEW_ALIGNMENT * MPK_VIEW_ALIGNMENT;
+}
+
+static void lay_out(mpk_job *j, arena *a)
+{
+    const mpk_shape *n = &j->n;
+    const size_t t = j->capacity, f = sizeof(float);
+    j->x_raw = take(a, t, n->hidden_pad, f);
+    j->x = j->round ? take(a, t, n->hidden_pad, f) : j->x_raw;
+    j->logits = take(a, t, n->experts_pad, f);
+    j->z = j->view->policy.latent ? take(a, t, n->input_pad, f) : j->x;
+    j->z_fix16 = take(a, t, n->input_pad / MPK_BLOCK, sizeof(mpk_fix16_block));
+    j->ids = take(a, t, n->k, sizeof(int32_t));
+    j->weights = take(a, t, n->k, f);
+    j->start = take(a, n->experts + 1, 1, sizeof(uint32_t));
+    j->pairs = take(a, t, n->k, sizeof(uint32_t));
+    j->active = take(a, n->experts, 1, sizeof(uint32_t));
+    j->act = take(a, t * n->k, n->inner_pad, f); /* t <= CHUNK_TOKENS, k < 2^31 */
+    j->shared = take(a, t, n->shared_pad, f);
+    j->s = take(a, t, n->input_pad, f);
+    j->n_out = take(a, t, n->input_pad, f);
+    take_rows(a, j);
+    size_scratch(j, a);
+    j->scratch = take(a, (size_t)j->threads, j->scratch_bytes, 1);
+}
+
+/* Chooses the chunk and returns the bytes it needs, 0 on overflow. */
+size_t mpk_job_plan(mpk_job *j, size_t tokens)
+{
+    for (j->capacity = tokens < CHUNK_TOKENS ? tokens : CHUNK_TOKENS;; j->capacity = (j->capacity + 1) / 2) {
+        arena count = {0};
+        lay_out(j, &count);
+        if (!count.overflow && (count.used <= CHUNK_BYTES || j->capacity <= 8)) return count.used;
+        if (j->capacity <= 1) return 0;
+    }
+}
+
+void mpk_job_place(mpk_job *j, void *base)
+{
+    arena memory = {.base = base};
+    lay_out(j, &memory);
+}
