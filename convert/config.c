@@ -113,17 +113,25 @@ static bool has_kind(const json_t *value, mpk_kind kind, uint64_t *number, doubl
     return false;
 }
 
+/* The value at the end of a dotted path; NULL where it breaks off. */
+static const json_t *at_path(const json_t *object, const char *path)
+{
+    for (const char *dot; object && (dot = strchr(path, '.')); path = dot + 1)
+        object = json_object_getn(object, path, (size_t)(dot - path));
+    return object ? json_object_get(object, path) : NULL;
+}
+
 /* A key's value under any of its names; several must agree. Null counts as absent. *called is the name that was found.
  */
 static moepack_status find_value(const reader *r, const json_t *text, const mpk_family_key *key, const char **called,
                                  const json_t **found)
 {
     *called = key->name;
-    *found = key->name ? json_object_get(text, key->name) : NULL;
+    *found = key->name ? at_path(text, key->name) : NULL;
     if (json_is_null(*found)) *found = NULL;
     for (uint32_t i = 0; i < r->family->alias_count; i++) {
         const mpk_family_alias *alias = &r->family->aliases[i];
-        const json_t *value = alias->key == key->key ? json_object_get(text, alias->name) : NULL;
+        const json_t *value = alias->key == key->key ? at_path(text, alias->name) : NULL;
         char first[80], second[80];
         if (!value || json_is_null(value)) continue;
         if (*found && !json_equal(*found, value))
@@ -147,7 +155,7 @@ static moepack_status read_key(const reader *r, const json_t *text, const mpk_fa
     if (!value) {
         if (key->required)
             return FAIL(r, MOEPACK_E_INCOMPLETE, "key %s is %s", key->name,
-                        json_object_get(text, key->name) ? "null" : "missing");
+                        at_path(text, key->name) ? "null" : "missing");
         *number = (uint64_t)key->fallback;
         *real = key->fallback;
         return MOEPACK_OK;
@@ -174,6 +182,7 @@ static moepack_status set_sizes(const reader *r, const key_values *v, mpk_config
     size[MPK_I] = v->number[MPK_KEY_INTERMEDIATE];
     size[MPK_L] = v->present[MPK_KEY_LATENT] ? v->number[MPK_KEY_LATENT] : size[MPK_H];
     size[MPK_S] = v->number[MPK_KEY_SHARED] * size[MPK_I]; /* both below 2^32 */
+    if (v->present[MPK_KEY_SHARED_WIDTH]) size[MPK_S] = v->number[MPK_KEY_SHARED_WIDTH];
     uint64_t k = v->number[MPK_KEY_TOP_K];
     if (k > size[MPK_E])
         return FAIL(r, MOEPACK_E_CORRUPT, "%s is %llu, more than %s, which is %llu",
@@ -210,22 +219,37 @@ static moepack_status set_layer_types(const reader *r, const key_values *v, mpk_
     return MOEPACK_OK;
 }
 
+/* The list decides alone, as in the published code: the step that stands beside it is only its default. */
+static void set_moe_layers(const json_t *list, mpk_config *out)
+{
+    out->first_dense = 0;
+    out->layer_offset = 0;
+    out->layer_step = 1;
+    for (uint64_t layer = 0; layer < out->layers; layer++) mark_dense(out, layer);
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        uint64_t layer;
+        if (mpk_json_u64(json_array_get(list, i), &layer) && layer < out->layers)
+            out->dense[layer / 64] &= ~(UINT64_C(1) << layer % 64);
+    }
+}
+
 static moepack_status set_layers(const reader *r, const key_values *v, mpk_config *out)
 {
     const mpk_family *family = r->family;
-    const json_t *dense = v->list[MPK_KEY_DENSE_LAYERS];
+    const json_t *dense = v->list[MPK_KEY_DENSE_LAYERS], *sparse = v->list[MPK_KEY_MOE_LAYERS];
     out->layers = v->number[MPK_KEY_LAYERS];
     out->first_dense = v->number[MPK_KEY_FIRST_DENSE];
     out->layer_offset = v->present[MPK_KEY_SPARSE_STEP];
     out->layer_step = v->number[out->layer_offset ? MPK_KEY_SPARSE_STEP : MPK_KEY_LAYER_STEP];
     out->mtp_layers = v->number[MPK_KEY_MTP];
-    if ((json_array_size(dense) || v->list[MPK_KEY_LAYER_TYPES]) && out->layers > MPK_LISTED_LAYERS)
+    if ((json_array_size(dense) || sparse || v->list[MPK_KEY_LAYER_TYPES]) && out->layers > MPK_LISTED_LAYERS)
         return FAIL(r, MOEPACK_E_UNSUPPORTED, "%s is %llu; configs that list layers may have %d",
                     mpk_config_key_name(family, MPK_KEY_LAYERS), (unsigned long long)out->layers, MPK_LISTED_LAYERS);
     for (size_t i = 0; i < json_array_size(dense); i++) { /* the published code ignores layers that are not there */
         uint64_t layer;
         if (mpk_json_u64(json_array_get(dense, i), &layer) && layer < out->layers) mark_dense(out, layer);
     }
+    if (sparse) set_moe_layers(sparse, out);
     moepack_status status = v->list[MPK_KEY_LAYER_TYPES] ? set_layer_types(r, v, out) : MOEPACK_OK;
     if (status || mpk_config_next_moe(out, 0) < out->layers) return status;
     char rule[160];
@@ -315,7 +339,56 @@ static moepack_status set_groups(const reader *r, const key_values *v, const mpk
     return MOEPACK_OK;
 }
 
-static moepack_status set_policy(const reader *r, const key_values *v, mpk_config *out)
+/* What the family says of all its models, then what its config says of one field each. */
+static moepack_status set_fields(const reader *r, const json_t *text, moepack_policy *policy)
+{
+    moepack_status status = MOEPACK_OK;
+    for (uint32_t i = 0; i < r->family->setting_count && !status; i++)
+        status = moepack_policy_set(policy, r->family->settings[i].field, r->family->settings[i].value, r->error);
+    for (uint32_t i = 0; i < r->family->number_count && !status; i++) {
+        const mpk_family_number *number = &r->family->numbers[i];
+        const json_t *value = at_path(text, number->name);
+        char shown[80], digits[40];
+        if (!value || json_is_null(value)) {
+            if (number->required)
+                return FAIL(r, MOEPACK_E_INCOMPLETE, "key %s is %s", number->name, value ? "null" : "missing");
+            continue;
+        }
+        if (!json_is_number(value))
+            return FAIL(r, MOEPACK_E_CORRUPT, "%s is %s, not a number", number->name,
+                        mpk_json_show(value, shown, sizeof shown));
+        if (json_is_integer(value))
+            snprintf(digits, sizeof digits, "%lld", (long long)json_integer_value(value));
+        else
+            snprintf(digits, sizeof digits, "%.17g", json_real_value(value));
+        status = moepack_policy_set(policy, number->field, digits, r->error);
+        if (status) return FAIL(r, MOEPACK_E_UNSUPPORTED, "%s is %s", number->name, digits);
+    }
+    return status ? fail(r, status) : MOEPACK_OK;
+}
+
+static moepack_status check_musts(const reader *r, const json_t *text)
+{
+    for (uint32_t i = 0; i < r->family->must_count; i++) {
+        const mpk_family_must *must = &r->family->musts[i];
+        const json_t *value = at_path(text, must->name);
+        if (!value) continue;
+        char shown[80];
+        mpk_json_show(value, shown, sizeof shown);
+        const char *at = must->values;
+        size_t length = strlen(shown);
+        while (at && (strncmp(at, shown, length) != 0 || (at[length] != 0 && at[length] != '|'))) {
+            at = strchr(at, '|');
+            if (at) at++;
+        }
+        if (!at)
+            return FAIL(r, MOEPACK_E_UNSUPPORTED, "%s is %s; known for %s: %s", must->name, shown, r->family->name,
+                        must->values);
+    }
+    return MOEPACK_OK;
+}
+
+static moepack_status set_policy(const reader *r, const json_t *text, const key_values *v, mpk_config *out)
 {
     moepack_policy *policy = &out->policy;
     moepack_policy_init(policy);
@@ -346,6 +419,7 @@ static moepack_status set_policy(const reader *r, const key_values *v, mpk_confi
     }
     moepack_status status = set_activation(r, v, policy);
     if (!status) status = set_groups(r, v, out, policy);
+    if (!status) status = set_fields(r, text, policy);
     if (status) return status;
     status = moepack_policy_check(policy, out->size[MPK_E], r->error);
     return status ? fail(r, status) : MOEPACK_OK;
@@ -438,7 +512,8 @@ static moepack_status read_tree(const json_t *root, const char *path, mpk_config
     if ((status = read_quant(&r, root, text, out))) return status;
     if ((status = set_sizes(&r, &values, out))) return status;
     if ((status = set_layers(&r, &values, out))) return status;
-    return set_policy(&r, &values, out);
+    if ((status = check_musts(&r, text))) return status;
+    return set_policy(&r, text, &values, out);
 }
 
 moepack_status mpk_config_read(const char *text, size_t size, const char *path, mpk_config *out, moepack_error *error)
@@ -492,6 +567,7 @@ void mpk_config_layer_rule(const mpk_config *config, char *buf, size_t size)
         {MPK_KEY_LAYER_STEP, config->layer_step, false},
         {MPK_KEY_SPARSE_STEP, config->layer_step, false},
         {MPK_KEY_DENSE_LAYERS, 0, true},
+        {MPK_KEY_MOE_LAYERS, 0, true},
     };
     size_t used = 0;
     snprintf(buf, size, "every layer");

@@ -101,6 +101,12 @@ moepack_status mpk_config_quant(const mpk_family *family, const json_t *quant, c
     if (!known)
         return unsupported(path, found ? "format" : "quant_method", found ? found : method, "none for this family",
                            error);
+    for (uint32_t f = 0; f < family->form_count; f++) { /* gpt-oss: the method says it all */
+        const char *format_name = family->forms[f].quant;
+        if (found || !format_name || !is_text(method, format_name)) continue;
+        snprintf(format, 64, "%s", format_name);
+        return MOEPACK_OK;
+    }
     if (!is_text(method, "compressed-tensors"))
         return unsupported(path, "quant_method", method, "compressed-tensors", error);
     for (uint32_t f = 0; f < family->form_count; f++) {

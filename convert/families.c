@@ -9,24 +9,18 @@
 
 /* Ordered: the first whose type matches is taken. */
 static const mpk_family *const families[] = {
-    &mpk_family_kimi_k3,     &mpk_family_kimi_linear, &mpk_family_deepseek,
-    &mpk_family_deepseek_v2, &mpk_family_deepseek_v3, &mpk_family_glm4_moe,
-    &mpk_family_mixtral,     &mpk_family_qwen3_moe,   &mpk_family_olmoe,
+    &mpk_family_kimi_k3,     &mpk_family_kimi_linear, &mpk_family_deepseek,   &mpk_family_deepseek_v2,
+    &mpk_family_deepseek_v3, &mpk_family_glm4_moe,    &mpk_family_mixtral,    &mpk_family_qwen3_moe,
+    &mpk_family_olmoe,       &mpk_family_qwen2_moe,   &mpk_family_qwen3_next, &mpk_family_qwen3_5_moe,
+    &mpk_family_gpt_oss,     &mpk_family_granitemoe,  &mpk_family_llama4,     &mpk_family_dbrx,
+    &mpk_family_phimoe,
 };
 
 /* Model types that somebody may well try, and what of them has no table or no field in this version. */
 static const struct {
     const char *model_type, *reason;
 } refused[] = {
-    {"qwen2_moe", "its shared expert has a gate of its own"},
-    {"qwen3_next", "its shared expert has a gate of its own"},
-    {"qwen3_5_moe", "its shared expert has a gate of its own, and its experts are fused tensors"},
     {"qwen3_vl_moe", "its experts are fused tensors, transposed"},
-    {"gpt_oss", "its experts are fused and interleaved tensors with biases"},
-    {"llama4", "its experts are fused tensors, transposed, and the weight applies to their input"},
-    {"granitemoe", "its experts are fused tensors"},
-    {"dbrx", "its experts are fused tensors"},
-    {"phimoe", "it routes with sparsemixer"},
     {"deepseek_v4", "it routes by sqrtsoftplus scores and by token tables, and its experts are FP4"},
     {"minimax_m2", "its experts are FP8"},
     {"nemotron_h", "its experts have no gate, and MoE layers are chosen by a pattern"},

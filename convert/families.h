@@ -41,9 +41,10 @@ typedef struct mpk_family_matrix {
 } mpk_family_matrix;
 
 /* One section of an expert. A pattern without {expert} names one tensor of all experts (fused): its tensor has E in
- * front of `dims`. */
+ * front of `dims`; or, flat, its first dimension is E times the section's. */
 typedef struct mpk_family_section {
     const char *pattern; /* after the block's prefix */
+    bool flat;
     moepack_dtype dtype;
     uint32_t rank;
     mpk_term dims[MPK_RANK_MAX];
@@ -65,7 +66,9 @@ typedef enum mpk_when {
     MPK_IF_BIASED,
     MPK_IF_LATENT,
     MPK_IF_LATENT_NORM,
-    MPK_IF_SHARED
+    MPK_IF_SHARED,
+    MPK_IF_SHARED_GATED,
+    MPK_IF_LOGIT_BIAS
 } mpk_when;
 
 /* A dense tensor of a block. Its encoding follows from its dtype: BF16, F16 or F32. */
@@ -109,8 +112,12 @@ typedef enum mpk_key {
     MPK_KEY_GROUPS_KEPT,
     MPK_KEY_RENORMALIZE,
     MPK_KEY_SCALE,
+    /* From here on a family lists only those that its configs have. */
+    MPK_KEY_SHARED_WIDTH, /* fused inner width of the shared experts, where it is no multiple of I */
+    MPK_KEY_MOE_LAYERS,   /* list of the layers that are MoE; decides when it is there */
     MPK_KEY_COUNT
 } mpk_key;
+#define MPK_KEY_OPTIONAL MPK_KEY_SHARED_WIDTH
 
 typedef enum mpk_kind {
     MPK_KIND_COUNT,  /* integer >= 1 */
@@ -130,9 +137,10 @@ typedef enum mpk_method {
     MPK_METHOD_COUNT
 } mpk_method;
 
-/* Absent and null are the same. `fallback` is what the published configuration class uses when the key is absent;
- * required keys are those whose absence would silently change results. A family lists every mpk_key once; one that its
- * configs do not have has no name, and its fallback says what is true of the family. */
+/* `name` may lead into objects: "ffn_config.moe_top_k". Absent and null are the same. `fallback` is what the published
+ * configuration class uses when the key is absent; required keys are those whose absence would silently change results.
+ * A family lists every mpk_key once; one that its configs do not have has no name, and its fallback says what is true
+ * of the family. */
 typedef struct mpk_family_key {
     mpk_key key;
     const char *name;
@@ -154,6 +162,23 @@ typedef struct mpk_family_name {
     const char *text;
     uint64_t value;
 } mpk_family_name;
+
+/* A policy field that is the same for all models of the family, as moepack_policy_set takes it. */
+typedef struct mpk_family_setting {
+    const char *field, *value;
+} mpk_family_setting;
+
+/* A config key whose number is a policy field: nothing depends on it but the field itself. */
+typedef struct mpk_family_number {
+    const char *name, *field;
+    bool required; /* else an absent key leaves the setting or the record's default */
+} mpk_family_number;
+
+/* A config key that may have no other value: what else it could say is not in the record. Several are separated by '|',
+ * as JSON. Absent is fine. */
+typedef struct mpk_family_must {
+    const char *name, *values;
+} mpk_family_must;
 
 /* A config that belongs to the family: model_type, and where that is not enough a key of the text config that must be
  * there (not null), with this value if one is given. */
@@ -180,6 +205,12 @@ typedef struct mpk_family {
     uint32_t name_count;
     const mpk_family_alias *aliases;
     uint32_t alias_count;
+    const mpk_family_setting *settings;
+    uint32_t setting_count;
+    const mpk_family_number *numbers;
+    uint32_t number_count;
+    const mpk_family_must *musts;
+    uint32_t must_count;
     double renorm_eps;          /* added to the sum; 0: the published code adds nothing */
     bool renorm_k1;             /* renormalises one expert, too */
     moepack_dtype router_dtype; /* in which the published code computes logits */

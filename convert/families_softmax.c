@@ -26,12 +26,18 @@ static const mpk_family_role roles[] = {
 static const mpk_family_section w_bf16[] = {GATED(PLAIN_BF16, "w1", "w3", "w2")};
 static const mpk_family_section w_f32[] = {GATED(PLAIN_F32, "w1", "w3", "w2")};
 
+/* What transformers 5 saves with save_original_format=False. */
+static const mpk_family_section fused_bf16[] = {HALVES("experts.gate_up_proj", "experts.down_proj", BF16_ELEMENTS)};
+static const mpk_family_section fused_f32[] = {HALVES("experts.gate_up_proj", "experts.down_proj", F32_ELEMENTS)};
+
 static const mpk_family_form w_forms[] = {
     {"bf16", NULL, COUNT(w_bf16), w_bf16},
     {"f32", NULL, COUNT(w_f32), w_f32},
+    {"bf16-fused", NULL, COUNT(fused_bf16), fused_bf16},
+    {"f32-fused", NULL, COUNT(fused_f32), fused_f32},
 };
 
-/* The second is where transformers 5 puts fused experts, which are recognised so as to be refused by name. */
+/* The second is where transformers 5 puts fused experts. */
 static const mpk_family_prefix mixtral_prefixes[] = {
     {"model.layers.{layer}.block_sparse_moe.", MOEPACK_STACK_MAIN},
     {"model.layers.{layer}.mlp.", MOEPACK_STACK_MAIN},
@@ -78,6 +84,8 @@ static const mpk_family_section proj_f32[] = {GATED(PLAIN_F32, "gate_proj", "up_
 static const mpk_family_form proj_forms[] = {
     {"bf16", NULL, COUNT(proj_bf16), proj_bf16},
     {"f32", NULL, COUNT(proj_f32), proj_f32},
+    {"bf16-fused", NULL, COUNT(fused_bf16), fused_bf16},
+    {"f32-fused", NULL, COUNT(fused_f32), fused_f32},
 };
 
 static const mpk_family_prefix mlp_prefixes[] = {

@@ -208,6 +208,7 @@ moepack_status mpk_pieces_canonical_root(const mpk_pieces *pieces, moepack_hash1
                                    .rank = desc->desc.rank,
                                    .dtype = desc->desc.dtype,
                                    .slices = desc->desc.fused ? experts_of(pieces, piece) : 0,
+                                   .flat = desc->desc.flat,
                                    .expert = piece->expert == UINT32_MAX ? UINT64_MAX : piece->expert,
                                    .file = piece->file,
                                    .hash = section.xxh3_canonical};
@@ -246,16 +247,22 @@ static bool agrees(const mpk_pieces *pieces, const mpk_index_piece *piece, const
     const mpk_index_desc *d = &pieces->descs[piece->desc];
     const uint64_t *dims = tensor->dims;
     uint32_t rank = tensor->rank;
-    uint64_t length = tensor->length;
+    uint64_t length = tensor->length, first = rank > 0 ? dims[0] : 0;
     if (d->desc.fused) {
         uint32_t experts = experts_of(pieces, piece);
-        if (rank == 0 || dims[0] != experts || experts == 0 || length % experts != 0) return false;
-        dims++;
-        rank--;
+        if (rank == 0 || experts == 0 || length % experts != 0) return false;
+        if (d->desc.flat ? dims[0] % experts != 0 : dims[0] != experts) return false;
         length /= experts;
+        if (d->desc.flat) {
+            first /= experts;
+        } else {
+            dims++;
+            rank--;
+            first = rank > 0 ? dims[0] : 0;
+        }
     }
     return d->desc.dtype == tensor->dtype && d->desc.rank == rank && d->desc.canonical_length == length &&
-           (rank == 0 || memcmp(d->dims, dims, rank * sizeof *dims) == 0);
+           (rank == 0 || (d->dims[0] == first && memcmp(d->dims + 1, dims + 1, (rank - 1) * sizeof *dims) == 0));
 }
 
 typedef struct placing {

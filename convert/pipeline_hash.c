@@ -76,11 +76,15 @@ static moepack_status encode_item(const mpk_root_item *item, mpk_buf *buf, mpk_b
         return mpk_canonical_item(buf, item->name, item->name_length, item->dtype, item->dims, item->rank, item->expert,
                                   item->hash, error);
     dims->size = 0;
-    if (!mpk_buf_append(dims, &item->slices, sizeof item->slices) ||
-        (item->rank && !mpk_buf_append(dims, item->dims, item->rank * sizeof *item->dims)))
+    uint64_t first = item->slices;
+    if (item->flat && !mpk_mul64(first, item->dims[0], &first))
+        return mpk_fail(error, MOEPACK_E_CORRUPT, "%.*s: its dimensions overflow", (int)item->name_length, item->name);
+    const uint32_t skip = item->flat ? 1 : 0;
+    if (!mpk_buf_append(dims, &first, sizeof first) ||
+        (item->rank > skip && !mpk_buf_append(dims, item->dims + skip, (item->rank - skip) * sizeof *item->dims)))
         return mpk_fail(error, MOEPACK_E_REFUSED, "out of memory");
     return mpk_canonical_item(buf, item->name, item->name_length, item->dtype, (const uint64_t *)(void *)dims->data,
-                              item->rank + 1, item->expert, item->hash, error);
+                              item->rank - skip + 1, item->expert, item->hash, error);
 }
 
 moepack_status mpk_canonical_root(mpk_root_item *items, size_t count, moepack_hash128 *out, moepack_error *error)

@@ -27,9 +27,10 @@ void mpk_section_hash_end(mpk_section_hash *hasher, uint64_t *canonical, uint64_
 /* One item of canonical_root. */
 typedef struct mpk_root_item {
     const char *name;
-    const uint64_t *dims;             /* of one section */
-    uint64_t expert;                  /* UINT64_MAX: none */
-    uint64_t slices;                  /* fused: E, prepended to the dims; 0: not fused */
+    const uint64_t *dims; /* of one section */
+    uint64_t expert;      /* UINT64_MAX: none */
+    uint64_t slices;      /* fused: E, prepended to the dims, or (flat) a factor of the first; 0: not fused */
+    bool flat;
     uint64_t hash;                    /* canonical */
     uint32_t name_length, rank, file; /* file: 0 for sections of records */
     moepack_dtype dtype;

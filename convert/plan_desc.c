@@ -83,8 +83,8 @@ static moepack_status intern_matrices(mpk_planner *planner, const moepack_matrix
 static bool desc_equal(const moepack_desc *a, const moepack_desc *b)
 {
     return a->name.data == b->name.data && a->name.length == b->name.length && a->dtype == b->dtype &&
-           a->layout == b->layout && a->fused == b->fused && a->rank == b->rank && a->first_dim == b->first_dim &&
-           a->first_matrix == b->first_matrix && a->matrix_count == b->matrix_count &&
+           a->layout == b->layout && a->fused == b->fused && a->flat == b->flat && a->rank == b->rank &&
+           a->first_dim == b->first_dim && a->first_matrix == b->first_matrix && a->matrix_count == b->matrix_count &&
            a->canonical_length == b->canonical_length && a->decoded_length == b->decoded_length;
 }
 
@@ -101,6 +101,7 @@ static moepack_status section_desc(mpk_planner *planner, const mpk_source_sectio
 {
     *desc = (moepack_desc){.dtype = section->dtype,
                            .fused = section->fused,
+                           .flat = section->flat,
                            .rank = section->rank,
                            .matrix_count = section->matrix_count,
                            .canonical_length = section->length};

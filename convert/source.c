@@ -180,6 +180,7 @@ moepack_status mpk_source_open(const char *dir, const mpk_source_options *option
     free(o.role_tensor);
     free(o.form);
     free(o.form_schema);
+    free(o.deferred);
     if (status) {
         mpk_source_close(o.source);
         return status;

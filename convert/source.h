@@ -37,6 +37,7 @@ typedef struct mpk_source_section {
     const char *pattern; /* after the prefix: "experts.{expert}.w1.weight_packed" */
     moepack_dtype dtype;
     bool fused; /* slice of a tensor of all experts */
+    bool flat;  /* whose first dimension is E times this one's */
     uint32_t rank;
     uint64_t dims[8]; /* of one expert's section */
     uint64_t length;  /* bytes of one expert's section */

@@ -53,7 +53,10 @@ typedef struct mpk_opening {
     uint32_t *role_tensor;       /* [blocks x roles of the family] */
     uint32_t *form;              /* [blocks] storage form, UINT32_MAX: none seen */
     uint32_t *form_schema;       /* [forms of the family] */
-    size_t unknown;              /* tensors of blocks that no pattern knows */
+    uint32_t *deferred;          /* tensors that several forms have, found before the block's form was known */
+    size_t deferred_count;
+    bool settle;    /* do not defer any more */
+    size_t unknown; /* tensors of blocks that no pattern knows */
     const char *first_unknown;
 } mpk_opening;
 
@@ -84,8 +87,16 @@ bool mpk_source_name_kept(const mpk_source_state *state, bool moe_only, const ch
 /* source_schema.c */
 /* Schema of a storage form at this source's sizes; made on first use. */
 moepack_status mpk_source_schema_of(mpk_opening *o, uint32_t form, uint32_t *schema);
-/* Shape and dtype of a tensor against `rank` terms, behind E where `fused`; MOEPACK_E_CORRUPT prints both. */
-moepack_status mpk_source_check_shape(mpk_opening *o, uint32_t tensor, const mpk_term *dims, uint32_t rank, bool fused);
+/* How experts share a tensor: not at all, behind a first dimension E, or one after the other in the first dimension. */
+typedef enum mpk_fusion {
+    MPK_SEPARATE,
+    MPK_FUSED,
+    MPK_FLAT
+} mpk_fusion;
+
+/* Shape and dtype of a tensor against `rank` terms of one expert; MOEPACK_E_CORRUPT prints both. */
+moepack_status mpk_source_check_shape(mpk_opening *o, uint32_t tensor, const mpk_term *dims, uint32_t rank,
+                                      mpk_fusion fusion);
 /* Encoding of a dense tensor; MOEPACK_ENC_NONE if its dtype has none. */
 moepack_encoding mpk_dense_encoding(moepack_dtype dtype);
 

@@ -237,6 +237,11 @@ static bool role_wanted(const moepack_policy *policy, mpk_when when, mpk_key *ke
     case MPK_IF_SHARED:
         *key = MPK_KEY_SHARED;
         return policy->shared_width != 0;
+    case MPK_IF_SHARED_GATED:
+        *key = MPK_KEY_SHARED_WIDTH;
+        return policy->shared_width != 0 && policy->shared_gate != MOEPACK_SHARED_GATE_NONE;
+    case MPK_IF_LOGIT_BIAS:
+        return policy->logit_bias != 0;
     }
     return false;
 }
@@ -251,7 +256,7 @@ static moepack_status assign_role(mpk_opening *o, uint32_t tensor, uint32_t bloc
                  mpk_config_key_name(family, key));
         return blame_tensor(o, MOEPACK_E_CORRUPT, tensor);
     }
-    moepack_status status = mpk_source_check_shape(o, tensor, role->dims, role->rank, false);
+    moepack_status status = mpk_source_check_shape(o, tensor, role->dims, role->rank, MPK_SEPARATE);
     if (status) return status;
     moepack_encoding encoding = mpk_dense_encoding((moepack_dtype)t->dtype);
     if (encoding == MOEPACK_ENC_NONE) {
@@ -268,21 +273,24 @@ static moepack_status assign_role(mpk_opening *o, uint32_t tensor, uint32_t bloc
     return MOEPACK_OK;
 }
 
-/* Storage form and section by name and dtype: one name may be stored in several types. */
-static bool find_section(const mpk_family *family, const char *suffix, moepack_dtype dtype, uint32_t *form,
-                         uint32_t *section)
+/* Storage form and section by name and dtype: one name may be stored in several types. Returns how many forms have such
+ * a section; of several the known form is taken, else the first. */
+static uint32_t find_section(const mpk_family *family, const char *suffix, moepack_dtype dtype, uint32_t known,
+                             uint32_t *form, uint32_t *section)
 {
     uint64_t number;
+    uint32_t found = 0;
     for (uint32_t f = 0; f < family->form_count; f++) {
         for (uint32_t s = 0; s < family->forms[f].count; s++) {
             const mpk_family_section *candidate = &family->forms[f].sections[s];
             if (candidate->dtype != dtype || !mpk_pattern_match(candidate->pattern, suffix, &number, NULL)) continue;
+            if (found++ > 0 && f != known) break;
             *form = f;
             *section = s;
-            return true;
+            break;
         }
     }
-    return false;
+    return found;
 }
 
 /* The first tensor of a block's experts decides the form of all of them. */
@@ -331,14 +339,20 @@ static moepack_status assign_expert(mpk_opening *o, uint32_t tensor, uint32_t bl
         return blame_tensor(o, MOEPACK_E_CORRUPT, tensor);
     }
     uint32_t form, section;
-    if (!find_section(family, name->suffix, (moepack_dtype)t->dtype, &form, &section)) {
+    uint32_t found = find_section(family, name->suffix, (moepack_dtype)t->dtype, o->form[block], &form, &section);
+    if (found > 1 && o->form[block] == UINT32_MAX && !o->settle) {
+        o->deferred[o->deferred_count++] = tensor;
+        return MOEPACK_OK;
+    }
+    if (found == 0) {
         mpk_fail(o->error, MOEPACK_E_UNSUPPORTED, "dtype %s is in no storage form of %s",
                  moepack_dtype_name((moepack_dtype)t->dtype), family->name);
         return blame_tensor(o, MOEPACK_E_UNSUPPORTED, tensor);
     }
     moepack_status status = settle_form(o, tensor, block, form);
     const mpk_family_section *shape = &family->forms[form].sections[section];
-    if (!status) status = mpk_source_check_shape(o, tensor, shape->dims, shape->rank, name->expert == UINT64_MAX);
+    const mpk_fusion fusion = name->expert != UINT64_MAX ? MPK_SEPARATE : shape->flat ? MPK_FLAT : MPK_FUSED;
+    if (!status) status = mpk_source_check_shape(o, tensor, shape->dims, shape->rank, fusion);
     return status ? status : fill_slots(o, tensor, block, section, name->expert);
 }
 
@@ -515,7 +529,8 @@ moepack_status mpk_source_resolve(mpk_opening *o)
     uint32_t forms = o->state->family->form_count;
     o->form_schema = malloc(forms * sizeof *o->form_schema);
     o->source->schemas = calloc(forms, sizeof *o->source->schemas);
-    if (!o->form_schema || !o->source->schemas) return mpk_source_oom(o);
+    o->deferred = calloc((size_t)o->source->tensor_count + 1, sizeof *o->deferred);
+    if (!o->form_schema || !o->source->schemas || !o->deferred) return mpk_source_oom(o);
     memset(o->form_schema, 0xFF, forms * sizeof *o->form_schema);
 
     moepack_status status = choose_prefixes(o);
@@ -523,6 +538,8 @@ moepack_status mpk_source_resolve(mpk_opening *o)
     if (!status) status = select_parts(o);
     if (!status) status = make_policies(o);
     for (uint32_t i = 0; i < o->source->tensor_count && !status; i++) status = assign(o, i);
+    o->settle = true;
+    for (size_t i = 0; i < o->deferred_count && !status; i++) status = assign(o, o->deferred[i]);
     if (!status) status = mpk_source_check_index(o);
     if (!status) status = check_complete(o);
     if (status) return status;

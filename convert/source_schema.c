@@ -38,6 +38,7 @@ static moepack_status section_of(mpk_opening *o, const mpk_family_form *form, co
     to->pattern = from->pattern;
     to->dtype = from->dtype;
     to->fused = strchr(from->pattern, '{') == NULL;
+    to->flat = from->flat;
     to->rank = from->rank;
     for (uint32_t d = 0; d < from->rank; d++) {
         if (!mpk_term_value(from->dims[d], size, &to->dims[d])) return bad_term(o, form->name, from->pattern, "shape");
@@ -76,15 +77,17 @@ static void show_shape(const uint64_t *dims, uint32_t rank, char *buf, size_t si
     if (used < size) snprintf(buf + used, size - used, "]");
 }
 
-moepack_status mpk_source_check_shape(mpk_opening *o, uint32_t tensor, const mpk_term *dims, uint32_t rank, bool fused)
+moepack_status mpk_source_check_shape(mpk_opening *o, uint32_t tensor, const mpk_term *dims, uint32_t rank,
+                                      mpk_fusion fusion)
 {
     const mpk_source_tensor *t = &o->source->tensors[tensor];
     const uint64_t *size = o->state->config.size;
     uint64_t wanted[MPK_RANK_MAX + 1];
     uint32_t wanted_rank = 0;
     bool whole = true;
-    if (fused) wanted[wanted_rank++] = size[MPK_E];
+    if (fusion == MPK_FUSED) wanted[wanted_rank++] = size[MPK_E];
     for (uint32_t d = 0; d < rank; d++) whole = mpk_term_value(dims[d], size, &wanted[wanted_rank++]) && whole;
+    if (fusion == MPK_FLAT) whole = rank > 0 && whole && mpk_mul64(wanted[0], size[MPK_E], &wanted[0]);
     if (whole && t->rank == wanted_rank && memcmp(t->dims, wanted, wanted_rank * sizeof *wanted) == 0)
         return MOEPACK_OK;
 

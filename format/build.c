@@ -139,7 +139,7 @@ static void put_descs(writer *w, uint8_t *e)
         put_str(w, e, d->name);
         mpk_store16(e + 8, (uint16_t)d->dtype);
         e[10] = (uint8_t)d->layout;
-        e[11] = d->fused ? 1 : 0;
+        e[11] = (uint8_t)((d->fused ? 1 : 0) | (d->flat ? 2 : 0));
         mpk_store32(e + 12, d->rank);
         mpk_store32(e + 16, d->first_dim);
         mpk_store32(e + 20, d->first_matrix);

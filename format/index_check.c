@@ -250,7 +250,7 @@ static moepack_status check_desc(const moepack_index *x, uint32_t i, uint64_t *b
     if (moepack_dtype_name(d.dtype) == NULL) return UNSUPPORTED(MPK_T_DESCS, i, "unknown dtype %u", (unsigned)d.dtype);
     if (d.layout != MOEPACK_LAYOUT_CANONICAL && d.layout != MOEPACK_LAYOUT_PANEL)
         return CORRUPT(MPK_T_DESCS, i, "unknown layout %u", (unsigned)d.layout);
-    if ((e[11] & ~1u) != 0) return CORRUPT(MPK_T_DESCS, i, "reserved flag is set");
+    if ((e[11] & ~3u) != 0) return CORRUPT(MPK_T_DESCS, i, "reserved flag is set");
     if (mpk_load32(e + 28) != 0 || !zero_bytes(e + 48, 16))
         return CORRUPT(MPK_T_DESCS, i, "reserved field is not zero");
     if (name.length > MPK_PATH_MAX) return UNSUPPORTED(MPK_T_DESCS, i, "name of %u bytes", (unsigned)name.length);
@@ -258,6 +258,8 @@ static moepack_status check_desc(const moepack_index *x, uint32_t i, uint64_t *b
     if (experts > 1) return CORRUPT(MPK_T_DESCS, i, "{expert} occurs more than once in the name");
     if (name.length == 0 ? d.fused : d.fused != (experts == 0))
         return CORRUPT(MPK_T_DESCS, i, "the fused flag contradicts the name");
+    if (d.flat && (!d.fused || d.rank == 0))
+        return CORRUPT(MPK_T_DESCS, i, "flat, but not a slice of a tensor of all experts");
     if (!range_inside(d.first_dim, d.rank, mpk_index_count(x, MPK_T_DIMS)))
         return CORRUPT(MPK_T_DESCS, i, "dims lie outside their table");
     if (!range_inside(d.first_matrix, d.matrix_count, mpk_index_count(x, MPK_T_MATRICES)))

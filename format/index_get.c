@@ -131,6 +131,7 @@ void moepack_index_desc(const moepack_index *x, uint32_t i, moepack_desc *out)
         .dtype = (moepack_dtype)mpk_load16(e + 8),
         .layout = (moepack_layout)e[10],
         .fused = (e[11] & 1) != 0,
+        .flat = (e[11] & 2) != 0,
         .rank = mpk_load32(e + 12),
         .first_dim = mpk_load32(e + 16),
         .first_matrix = mpk_load32(e + 20),

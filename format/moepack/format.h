@@ -376,6 +376,7 @@ typedef struct moepack_desc {
     moepack_dtype dtype;
     moepack_layout layout;
     bool fused; /* the pattern has no {expert}: the section is one expert's slice of a tensor of all experts */
+    bool flat;  /* fused, and the tensor's first dimension is E times the section's; else E stands in front of them */
     uint32_t rank, first_dim;
     uint32_t first_matrix, matrix_count;
     uint64_t canonical_length; /* published bytes */
