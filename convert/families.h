@@ -194,7 +194,8 @@ typedef struct mpk_family {
     const char *text_type; /* model_type expected in a nested text_config */
     const mpk_family_prefix *prefixes;
     uint32_t prefix_count;
-    const char *expert_stem; /* after the prefix; whatever begins so belongs to an expert */
+    const char
+        *expert_stem; /* after the prefix; whatever begins so belongs to an expert. NULL: nothing but the patterns */
     const mpk_family_form *forms;
     uint32_t form_count;
     const mpk_family_role *roles;

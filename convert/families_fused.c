@@ -174,7 +174,6 @@ const mpk_family mpk_family_granitemoe = {
     .text_type = "granitemoe",
     .prefixes = granite_prefixes,
     .prefix_count = COUNT(granite_prefixes),
-    .expert_stem = "input_linear",
     .forms = granite_forms,
     .form_count = COUNT(granite_forms),
     .roles = granite_roles,

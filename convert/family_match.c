@@ -77,6 +77,6 @@ void mpk_family_match(const mpk_family *family, const char *name, mpk_name *out)
     }
     if (match_sections(family, out->suffix, &out->expert))
         out->kind = MPK_NAME_EXPERT;
-    else if (strncmp(out->suffix, family->expert_stem, strlen(family->expert_stem)) == 0)
+    else if (family->expert_stem && strncmp(out->suffix, family->expert_stem, strlen(family->expert_stem)) == 0)
         out->kind = MPK_NAME_UNKNOWN_EXPERT;
 }

@@ -338,7 +338,7 @@ static moepack_status assign_expert(mpk_opening *o, uint32_t tensor, uint32_t bl
                  name->expert, mpk_config_key_name(family, MPK_KEY_EXPERTS), b->experts);
         return blame_tensor(o, MOEPACK_E_CORRUPT, tensor);
     }
-    uint32_t form, section;
+    uint32_t form = 0, section = 0;
     uint32_t found = find_section(family, name->suffix, (moepack_dtype)t->dtype, o->form[block], &form, &section);
     if (found > 1 && o->form[block] == UINT32_MAX && !o->settle) {
         o->deferred[o->deferred_count++] = tensor;

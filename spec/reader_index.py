@@ -164,7 +164,7 @@ class Index:
                 raise unsupported("4.3", "%s has dtype %d" % (what, dtype), file=self.name)
             if layout not in LAYOUTS:
                 raise self.bad("4.3", "%s has layout %d" % (what, layout))
-            self.reserved(flags & ~1, "4.6", what)
+            self.reserved(flags & ~3, "4.6", what)
             self.reserved(res1, "4.6", what)
             self.reserved(res2, "4.6", what)
             self.span(dim, rank, len(self.dims), "4.6", "dims of " + what)
@@ -175,7 +175,9 @@ class Index:
                 raise self.bad("4.6", "%s: %r and the fused flag contradict each other" % (what, text(pattern)))
             if flags & 1 and not pattern:
                 raise self.bad("4.6", "%s: fused, but it is no section of an expert" % what)
-            desc = Desc(pattern, dtype, layout, bool(flags & 1), tuple(self.dims[dim:dim + rank]),
+            if flags & 2 and not (flags & 1 and rank):
+                raise self.bad("4.6", "%s: flat, but no slice of a tensor of all experts" % what)
+            desc = Desc(pattern, dtype, layout, flags & 3, tuple(self.dims[dim:dim + rank]),
                         tuple(self.matrices[mat:mat + mat_n]), length, decoded)
             self.check_desc(desc, what)
             self.descs.append(desc)
@@ -513,8 +515,10 @@ class Index:
         return text(self.blocks[block].prefix + pattern)
 
     def published_shape(self, block, desc):
-        """4.6, 5.4: fused sections prepend E."""
+        """4.6, 5.4: fused sections prepend E, flat ones multiply their first dimension by it."""
         d = self.descs[desc]
+        if d.fused & 2:
+            return (self.blocks[block].experts * d.dims[0],) + d.dims[1:]
         return ((self.blocks[block].experts,) if d.fused else ()) + d.dims
 
     def plan(self):

@@ -280,7 +280,7 @@ def schema_cases():
     case("schemas-outside", CORRUPT, "open", "4.6", change=more(SCHEMAS, struct.pack("<II", 1, NONE32)))
     for name, offset, form, value, verdict in (
             ("name-outside", 4, "I", NONE32, CORRUPT), ("dtype-zero", 8, "H", 0, UNSUPPORTED), ("dtype-unknown", 8, "H", 23, UNSUPPORTED),
-            ("layout", 10, "B", 2, CORRUPT), ("flags", 11, "B", 2, CORRUPT), ("dims-outside", 12, "I", 1 << 30, CORRUPT),
+            ("layout", 10, "B", 2, CORRUPT), ("flags", 11, "B", 4, CORRUPT), ("flat-not-fused", 11, "B", 2, CORRUPT), ("dims-outside", 12, "I", 1 << 30, CORRUPT),
             ("first-dim", 16, "I", NONE32, CORRUPT), ("matrices-outside", 24, "I", NONE32, CORRUPT), ("first-matrix", 20, "I", NONE32, CORRUPT),
             ("reserved-28", 28, "I", 1, CORRUPT), ("reserved-48", 48, "Q", 1, CORRUPT), ("reserved-63", 63, "B", 1, CORRUPT)):
         case("descs-" + name, verdict, "open", "4.3" if verdict == UNSUPPORTED else "4.6", change=put(DESCS, 0, offset, form, value))

@@ -131,6 +131,9 @@ class Matrix:
         return out
 
 
+FLAT = 3  # flags of a description: fused and flat
+
+
 class Shape:
     """A description (4.6) before it has numbers: of an expert's section (pattern) or of a trunk tensor (pattern '')."""
 
@@ -142,6 +145,12 @@ class Shape:
             bits *= d
         assert bits % 8 == 0
         self.length = bits // 8
+
+    def whole(self, experts):
+        """Dims of the source tensor."""
+        if self.fused == FLAT:
+            return (experts * self.dims[0],) + self.dims[1:]
+        return ((experts,) if self.fused else ()) + self.dims
 
     def stored(self, data):
         return bytes(data) if self.layout == 0 else b"".join(bytes(m.panel(data)) for m in self.matrices)
@@ -462,7 +471,7 @@ class Container:
                         pieces.setdefault((file, name), {})[e] = None
                         continue
                     pieces.setdefault((file, name), {})[e] = first + s
-                    dims = ((block.experts,) if shape.fused else ()) + shape.dims
+                    dims = shape.whole(block.experts)
                     self.items.append((name.encode(), 0, e, DTYPE[shape.dtype], dims, first + s))
                     total += shape.length
                     names.add(name)
@@ -725,7 +734,7 @@ def families(layout=1):
                    [Matrix(GATE, BIAS, BF16, 16, rows, 1, base=0, strides=(2, 1)),
                     Matrix(UP, BIAS, BF16, 16, rows, 1, base=1, strides=(2, 1))], 0, True),
              Shape("experts.down_proj", "BF16", (rows, cols), [Matrix(DOWN, WEIGHT, BF16, 16, cols, rows, strides=(1, cols))], layout, True),
-             Shape("experts.blocks", "U8", (8, 3), [Matrix(0, WEIGHT, INT4, 4, 6, 8, strides=(1, 6))], layout, True),
+             Shape("experts.blocks", "U8", (8, 3), [Matrix(0, WEIGHT, INT4, 4, 6, 8, strides=(1, 6))], layout, FLAT),
              Shape("experts.nothing", "BF16", (0, cols), (), 0, True)]
     blocks.append(Block(2, 1, "decoder.block.1.mlp.", 2, policy(top_k=2, score=3, select=0, renormalize=0, expert_bias=1, activation=4, **common), [fused]))
     r, c = 24, 48
@@ -745,7 +754,7 @@ def families(layout=1):
         put_experts(source, block, [1, 0])
     for shape in fused:
         name = blocks[1].prefix + shape.pattern
-        source.add(A, name, shape.dtype, (2,) + shape.dims, values(name, shape.dtype, 2 * shape.length))
+        source.add(A, name, shape.dtype, shape.whole(2), values(name, shape.dtype, 2 * shape.length))
     for b, name, shape, plane in (
             (0, "router.classifier.weight", dense(ROUTER, 2, cols, layout), WEIGHT),
             (1, "router.weight", dense(ROUTER, 2, cols, layout), WEIGHT), (1, "router.bias", dense(LOGIT_BIAS, 2, 1, layout), WEIGHT),

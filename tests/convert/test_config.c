@@ -292,8 +292,8 @@ static void whole_texts(void **state)
         {"{\"model_type\":7}", MOEPACK_E_CORRUPT, "model_type is 7"},
         {"{\"model_type\":\"llama\"}", MOEPACK_E_UNSUPPORTED,
          "model_type \"llama\" is not known; known: kimi_k3, kimi_linear, deepseek, "},
-        {"{\"model_type\":\"qwen2_moe\"}", MOEPACK_E_UNSUPPORTED,
-         "\"qwen2_moe\" is not supported by this version: its shared expert has a gate"},
+        {"{\"model_type\":\"qwen3_vl_moe\"}", MOEPACK_E_UNSUPPORTED,
+         "\"qwen3_vl_moe\" is not supported by this version: its experts are fused tensors"},
         {"{\"model_type\":\"kimi_k3\",\"text_config\":7}", MOEPACK_E_CORRUPT, "text_config is 7"},
         {"{\"model_type\":\"kimi_k3\"}", MOEPACK_E_INCOMPLETE, "hidden_size"},
     };

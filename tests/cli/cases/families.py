@@ -12,14 +12,21 @@ from run_cli_tests import check, equal
 FIXTURES = [
     ("mixtral", "mixtral"), ("mixtral_tf5", "mixtral"), ("deepseek_moe_16b", "deepseek"), ("deepseek_v2", "deepseek_v2"),
     ("deepseek_v3", "deepseek_v3"), ("qwen3_moe", "qwen3_moe"), ("olmoe", "olmoe"), ("glm4_moe", "glm4_moe"),
-    ("kimi_linear", "kimi_linear"), ("kimi_linear_tf5", "kimi_linear"),
+    ("kimi_linear", "kimi_linear"), ("kimi_linear_tf5", "kimi_linear"), ("mixtral_tf5_fused", "mixtral"), ("qwen2_moe", "qwen2_moe"),
+    ("qwen3_next", "qwen3_next"), ("qwen3_5_moe", "qwen3_5_moe"), ("gpt_oss", "gpt_oss"), ("gpt_oss_bf16", "gpt_oss"),
+    ("granitemoe", "granitemoe"), ("llama4", "llama4"), ("dbrx", "dbrx"), ("phimoe", "phimoe"),
 ]
+
+# Converted, and not computed yet: what run must say.
+NOT_COMPUTED = {
+    "qwen2_moe": "shared_gate", "qwen3_next": "shared_gate", "qwen3_5_moe": "shared_gate", "gpt_oss": "layer", "gpt_oss_bf16": "layer",
+    "granitemoe": "softmax_selected", "llama4": "sigmoid_selected", "phimoe": "sparsemixer",
+}
 
 # rel-L2 against y_f64 (tests/fixtures/README.md).
 LIMITS = {"f32": 2e-6, "bf16": 5e-3}
 
-REFUSED = ["qwen2_moe", "qwen3_next", "qwen3_5_moe", "qwen3_vl_moe", "gpt_oss", "llama4", "granitemoe", "dbrx", "phimoe",
-           "deepseek_v4", "minimax_m2", "nemotron_h", "switch_transformers"]
+REFUSED = ["qwen3_vl_moe", "deepseek_v4", "minimax_m2", "nemotron_h", "switch_transformers"]
 
 
 # ---- helpers
@@ -31,7 +38,7 @@ def goldens(ctx, fixture):
     check(listed, "no goldens of " + fixture)
     for entry in listed:
         options = ["--policy", "weight_from=biased"] if entry.get("variant") == "biased" else []
-        yield entry["prefix"].split(".")[2], ctx.golden(os.path.basename(entry["file"]), fixture), options
+        yield entry["prefix"] + ".", ctx.golden(os.path.basename(entry["file"]), fixture), options
 
 
 def run(ctx, pack, layer, golden, *options):
@@ -118,6 +125,10 @@ def test_layers(ctx):
     for fixture, _ in FIXTURES:
         for layer, path, options in goldens(ctx, fixture):
             golden = tensors.read(path)
+            if fixture in NOT_COMPUTED:
+                ctx.fails(["run", ctx.pack(fixture, "--layout", "panel"), "--layer", layer, "--input", path, "--output", ctx.path("y.safetensors")], 5,
+                          NOT_COMPUTED[fixture])
+                continue
             for mode, limit in LIMITS.items():
                 what = "%s %s %s" % (fixture, os.path.basename(path), mode)
                 found = run(ctx, ctx.pack(fixture, "--layout", "panel"), layer, path, "--compute", mode, *options)
@@ -215,7 +226,7 @@ def test_greedy_ignores_groups(ctx):
     layer, path, _ = next(iter(goldens(ctx, "deepseek_v2")))
     source = edited(ctx, "deepseek_v2", {"topk_method": "greedy"})
     found = run(ctx, convert(ctx, source), layer, path, "--compute", "f32")
-    gate = tensors.read(os.path.join(source, "model.safetensors"))["model.layers.%s.mlp.gate.weight" % layer].rows()
+    gate = tensors.read(os.path.join(source, "model.safetensors"))[layer + "gate.weight"].rows()
     golden, other = tensors.read(path), 0
     for x, ids, weights, grouped in zip(golden["x"].rows(), found["topk_ids"].rows(), found["topk_weights"].rows(), golden["topk_ids"].rows()):
         logits = [math.fsum(a * b for a, b in zip(x, row)) for row in gate]
@@ -274,13 +285,6 @@ def test_refused_storage(ctx):
             found[name + "_packed"] = tensors.Tensor("I32", [out, columns // 8], bytes(out * columns // 2))
             found[name + "_scale"] = bf16([out, columns // 32 or 1])
 
-    def fused(found):
-        remove(found, "experts.")
-        for layer in "01":
-            found["model.layers.%s.mlp.gate.weight" % layer] = found.pop("model.layers.%s.block_sparse_moe.gate.weight" % layer)
-            found["model.layers.%s.mlp.experts.gate_up_proj" % layer] = bf16([5, 80, 48])
-            found["model.layers.%s.mlp.experts.down_proj" % layer] = bf16([5, 48, 40])
-
     def mixed(found):
         name = "model.layers.1.mlp.experts.3.up_proj.weight"
         shape = found[name].shape
@@ -294,9 +298,8 @@ def test_refused_storage(ctx):
         ("glm4_moe", {"quantization_config": {"quant_method": "compressed-tensors", "format": "float-quantized"}}, None, ("format is \"float-quantized\"",)),
         ("deepseek_v3", {"model_type": "kimi_k2"}, int4, ("no storage form of deepseek_v3",)),
         ("mixtral", {}, as_type("F16", 2), ("F16", "no storage form of mixtral")),
-        ("mixtral_tf5", {}, fused, ("mlp.experts.", "no storage form of mixtral")),
         ("mixtral_tf5", {}, lambda found: found.update({"model.layers.0.mlp.experts.gate_up_proj": bf16([5, 80, 48])}), ("two ways",)),
-        ("qwen3_moe", {}, lambda found: found.update({"model.layers.1.mlp.experts.gate_up_proj": bf16([23, 32, 64])}), ("gate_up_proj", "no storage form of qwen3_moe")),
+        ("qwen3_moe", {}, lambda found: found.update({"model.layers.1.mlp.experts.gate_up_proj": bf16([23, 32, 64])}), ("two forms, bf16 and bf16-fused",)),
         ("qwen3_moe", {}, mixed, ("two forms, bf16 and f32",)),
     ]
     for fixture, keys, change, parts in cases:
@@ -339,7 +342,7 @@ def test_list(ctx):
     for family in report["families"]:
         equal(sorted(family), ["about", "forms", "model_types", "name", "tested"], "keys of a family")
         check(all(family.values()), "an empty field: %s" % family)
-        check("bf16" in family["forms"], "no BF16 experts: %s" % family)
+        check(any(form.startswith("bf16") for form in family["forms"]), "no BF16 experts: %s" % family)
     text = ctx.ok(["families"])
     for part in names + ["kimi_k2", "mxfp4, bf16", "transformers 5.24.0"]:
         check(part in text.out, "%r is not in the text" % part, text)
