@@ -6,49 +6,12 @@
 #include "../format/error.h"
 #include "layer_job.h"
 
+#include <omp.h>
 #include <stdlib.h>
 
 static size_t pad(size_t n)
 {
     return (n + MPK_BLOCK - 1) / MPK_BLOCK * MPK_BLOCK;
-}
-
-/* Steps 1 to 4 and the first half of the shared experts. */
-static void start_chunk(mpk_job *j)
-{
-#pragma omp for schedule(static)
-    for (size_t t = 0; t < j->tokens; t++) mpk_prepare_token(j, t);
-    mpk_project_inputs(j);
-    if (j->given_sum) return;
-#pragma omp for schedule(static)
-    for (size_t t = 0; t < j->tokens; t++) mpk_route_token(j, t);
-}
-
-/* All steps of one chunk, run by every thread of the team; each loop and `single` ends with a barrier. */
-static void run_chunk(mpk_job *j)
-{
-    mpk_float_guard guard;
-    mpk_float_enter(&guard);
-    if (j->given_latent) {
-#pragma omp for schedule(static)
-        for (size_t t = 0; t < j->tokens; t++) mpk_take_latent(j, t);
-    } else {
-        start_chunk(j);
-    }
-    if (j->want_experts) {
-#pragma omp single
-        mpk_group_pairs(j);
-        if (j->missing_expert < 0) {
-            mpk_gate_up_experts(j);
-            mpk_down_and_sum(j);
-        }
-    }
-    if ((j->want_experts || j->given_sum) && j->missing_expert < 0) {
-#pragma omp for schedule(static)
-        for (size_t t = 0; t < j->tokens; t++) mpk_norm_token(j, t);
-        if (j->want_y) mpk_write_outputs(j);
-    }
-    mpk_float_leave(&guard);
 }
 
 static void copy_routing(const mpk_job *j)
@@ -84,8 +47,7 @@ static void run_chunks(mpk_job *j, size_t tokens)
         j->tokens = tokens - t < j->capacity ? tokens - t : j->capacity;
         j->missing_token = t;
         move_rows(j, &whole, t);
-#pragma omp parallel num_threads(j->threads)
-        run_chunk(j);
+        mpk_run_chunk(j);
         copy_routing(j);
     }
 }
@@ -107,16 +69,24 @@ static mpk_job start_job(const mpk_layer_view *view, const mpk_layer_options *op
     n->shared_pad = pad(n->shared);
     n->experts_pad = pad(n->experts);
     const unsigned wanted = options != NULL ? options->threads : 0;
-    j.threads = wanted == 0 ? omp_get_max_threads() : wanted > 4096 ? 4096 : (int)wanted;
+    j.threads = wanted == 0 ? (unsigned)omp_get_max_threads() : wanted > 4096 ? 4096 : wanted;
     j.round = options == NULL || options->compute == MPK_COMPUTE_BF16;
     j.kernels = options != NULL ? options->kernels : NULL;
     return j;
+}
+
+/* Whose rows of x are used. A copy is needed where rows want padding, and where z is the same array. */
+static void plan_inputs(mpk_job *j)
+{
+    j->need_x = j->want_experts || j->want_latent || j->want_y;
+    j->direct_x = j->n.hidden == j->n.hidden_pad && (j->round || j->view->policy.latent);
 }
 
 /* Finds memory and kernels, runs, and cleans up. The view has been checked. */
 static moepack_status execute(mpk_job *j, size_t tokens, const mpk_layer_options *options, moepack_error *error)
 {
     if (tokens == 0) return MOEPACK_OK;
+    plan_inputs(j);
     if (j->kernels == NULL) {
         const moepack_status status = mpk_kernels_select(NULL, &j->kernels, error);
         if (status != MOEPACK_OK) return status;
@@ -145,6 +115,7 @@ size_t mpk_layer_workspace_size(const mpk_layer_view *layer, size_t tokens, cons
 {
     mpk_job j = start_job(layer, options);
     j.want_experts = j.want_y = true;
+    plan_inputs(&j);
     return mpk_job_plan(&j, tokens > 0 ? tokens : 1);
 }
 

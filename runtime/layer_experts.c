@@ -2,6 +2,9 @@
  * order. */
 #include "layer_job.h"
 
+/* Columns of the expert sum in a task where there are few tokens. */
+#define SUM_COLUMNS ((size_t)512)
+
 static mpk_activation_params activation_of(const moepack_policy *p, uint64_t kind)
 {
     return (mpk_activation_params){(moepack_activation)kind, (float)p->situ_beta, (float)p->situ_linear_beta};
@@ -10,9 +13,9 @@ static mpk_activation_params activation_of(const moepack_policy *p, uint64_t kin
 /* Gate, up and activation of up to MPK_MAX_RUN row blocks for up to MPK_CALL_TOKENS tokens. Results lie in the scratch,
  * rows `width` floats apart; returns their address. `rows` is the true number of rows of the matrices. */
 static float *gate_up(const mpk_job *j, const mpk_matrix_view *gate, const mpk_matrix_view *up, uint64_t kind,
-                      size_t first, size_t width, size_t rows, const void *const *x, size_t tokens)
+                      size_t first, size_t width, size_t rows, const void *const *x, size_t tokens, uint8_t *scratch)
 {
-    float *g = (float *)(void *)mpk_my_scratch(j), *u = g + MPK_CALL_TOKENS * MPK_MAX_RUN * MPK_ROWS;
+    float *g = (float *)(void *)scratch, *u = g + MPK_CALL_TOKENS * MPK_MAX_RUN * MPK_ROWS;
     float *g_rows[MPK_CALL_TOKENS], *u_rows[MPK_CALL_TOKENS];
     for (size_t i = 0; i < tokens; i++) {
         g_rows[i] = g + i * width;
@@ -31,24 +34,48 @@ static float *gate_up(const mpk_job *j, const mpk_matrix_view *gate, const mpk_m
     return g;
 }
 
-/* Shared experts, columns [first * 16, + width) of their inner width. */
-void mpk_shared_part(mpk_job *j, size_t first, size_t width)
+/* Shared experts, a run of columns of their inner width. */
+void mpk_shared_columns(mpk_job *j, size_t i, uint8_t *scratch)
 {
     const mpk_layer_view *v = j->view;
+    const size_t run = j->run[MPK_STAGE_SHARED], first = i * run, left = j->n.shared_pad / MPK_ROWS - first;
+    const size_t width = (left < run ? left : run) * MPK_ROWS;
     for (size_t t = 0; t < j->tokens; t += MPK_CALL_TOKENS) {
         const size_t n = j->tokens - t < MPK_CALL_TOKENS ? j->tokens - t : MPK_CALL_TOKENS;
         const float *a = gate_up(j, &v->shared_gate, &v->shared_up, v->policy.shared_activation, first, width,
-                                 j->n.shared, j->x_rows + t, n);
-        for (size_t i = 0; i < n; i++)
-            memcpy(j->shared + (t + i) * j->n.shared_pad + first * MPK_ROWS, a + i * width, width * sizeof(float));
+                                 j->n.shared, j->x_rows + t, n, scratch);
+        for (size_t k = 0; k < n; k++)
+            memcpy(j->shared + (t + k) * j->n.shared_pad + first * MPK_ROWS, a + k * width, width * sizeof(float));
     }
 }
 
-/* Sorts the pairs (token, slot) by expert and lists the experts that have work here. */
-void mpk_group_pairs(mpk_job *j)
+/* How much work there is in the stages that depend on who selected what. */
+static void set_expert_tasks(mpk_job *j)
+{
+    const size_t gate_blocks = j->n.inner_pad / MPK_ROWS, down_blocks = (j->n.input + MPK_ROWS - 1) / MPK_ROWS;
+    const size_t active = j->active_count;
+    if (j->missing_expert >= 0) return; /* no tasks at all */
+    if (active > 0) {
+        const mpk_expert_view *x = &j->view->expert[j->active[0]];
+        const size_t pair = 2 * (mpk_row_block_bytes(&x->gate) + mpk_row_block_bytes(&x->up));
+        /* The activation's blocks of 32 columns are two row blocks. */
+        j->run[MPK_STAGE_GATE_UP] = 2 * mpk_run_length(j, active * (gate_blocks / 2), pair, MPK_MAX_RUN / 2);
+        j->run[MPK_STAGE_DOWN] = mpk_run_length(j, active * down_blocks, mpk_row_block_bytes(&x->down), down_blocks);
+        mpk_schedule_set(j->schedule, MPK_STAGE_GATE_UP, active * mpk_tasks(gate_blocks, j->run[MPK_STAGE_GATE_UP]));
+        mpk_schedule_set(j->schedule, MPK_STAGE_DOWN, active * mpk_tasks(down_blocks, j->run[MPK_STAGE_DOWN]));
+    }
+    const size_t columns = down_blocks * MPK_ROWS;
+    j->sum_columns = j->tokens >= (size_t)j->threads * 8 || columns <= SUM_COLUMNS ? columns : SUM_COLUMNS;
+    mpk_schedule_set(j->schedule, MPK_STAGE_SUM, j->tokens * mpk_tasks(columns, j->sum_columns));
+    mpk_schedule_set(j->schedule, MPK_STAGE_NORM, j->tokens);
+    mpk_set_output_tasks(j);
+}
+
+void mpk_group_pairs(mpk_job *j, size_t i, uint8_t *scratch)
 {
     const mpk_layer_view *v = j->view;
     const size_t count = j->tokens * j->n.k, experts = j->n.experts;
+    (void)i, (void)scratch;
     memset(j->start, 0, (experts + 1) * sizeof *j->start);
     for (size_t p = 0; p < count; p++) {
         const int32_t e = j->ids[p];
@@ -68,6 +95,7 @@ void mpk_group_pairs(mpk_job *j)
     }
     j->start[experts] = sum;
     for (size_t p = count; p-- > 0;) j->pairs[--j->start[j->ids[p]]] = (uint32_t)p;
+    set_expert_tasks(j);
 }
 
 /* Bytes from one pair's input of the down projection to the next. */
@@ -77,7 +105,7 @@ static size_t act_stride(const mpk_job *j)
 }
 
 /* Step 5, first half: columns [first * 16, + width) of one expert's inner width for all its tokens. */
-static void expert_gate_up(mpk_job *j, uint32_t e, size_t first, size_t width)
+static void expert_gate_up(mpk_job *j, uint32_t e, size_t first, size_t width, uint8_t *scratch)
 {
     const mpk_expert_view *x = &j->view->expert[e];
     const bool gate_fix16 = mpk_uses_fix16(j, &x->gate), down_fix16 = mpk_uses_fix16(j, &x->down);
@@ -88,7 +116,8 @@ static void expert_gate_up(mpk_job *j, uint32_t e, size_t first, size_t width)
             const size_t t = j->pairs[at + i] / j->n.k;
             rows[i] = gate_fix16 ? j->z_fix16_rows[t] : j->z_rows[t];
         }
-        const float *a = gate_up(j, &x->gate, &x->up, j->view->policy.activation, first, width, j->n.inner, rows, n);
+        const float *a =
+            gate_up(j, &x->gate, &x->up, j->view->policy.activation, first, width, j->n.inner, rows, n, scratch);
         for (size_t i = 0; i < n; i++) {
             uint8_t *act = j->act + j->pairs[at + i] * act_stride(j);
             if (down_fix16)
@@ -100,50 +129,43 @@ static void expert_gate_up(mpk_job *j, uint32_t e, size_t first, size_t width)
     }
 }
 
-void mpk_gate_up_experts(mpk_job *j)
+void mpk_gate_up_rows(mpk_job *j, size_t i, uint8_t *scratch)
 {
-    const size_t blocks = j->n.inner_pad / MPK_ROWS;
-    const size_t half = mpk_run_length(j, j->active_count * blocks, MPK_MAX_RUN), run = half > 2 ? half : 2;
-    const size_t per_expert = (blocks + run - 1) / run;
-#pragma omp for schedule(dynamic)
-    for (size_t i = 0; i < j->active_count * per_expert; i++) {
-        const size_t first = i % per_expert * run, left = blocks - first;
-        expert_gate_up(j, j->active[i / per_expert], first, (left < run ? left : run) * MPK_ROWS);
-    }
+    const size_t blocks = j->n.inner_pad / MPK_ROWS, run = j->run[MPK_STAGE_GATE_UP];
+    const size_t per_expert = mpk_tasks(blocks, run), first = i % per_expert * run, left = blocks - first;
+    expert_gate_up(j, j->active[i / per_expert], first, (left < run ? left : run) * MPK_ROWS, scratch);
 }
 
-/* Row blocks [first, first + count) of one expert's down projection for all its tokens, into o[pair]. */
-static void expert_down(const mpk_job *j, uint32_t e, size_t first, size_t count, float *o)
+/* A run of row blocks of one expert's down projection for all its tokens, into o[pair]. */
+void mpk_down_rows(mpk_job *j, size_t i, uint8_t *scratch)
 {
+    const size_t blocks = (j->n.input + MPK_ROWS - 1) / MPK_ROWS, run = j->run[MPK_STAGE_DOWN];
+    const size_t per_expert = mpk_tasks(blocks, run), first = i % per_expert * run, left = blocks - first;
+    const uint32_t e = j->active[i / per_expert];
     const void *rows[MPK_CALL_TOKENS];
     float *out[MPK_CALL_TOKENS];
+    (void)scratch;
     for (uint32_t at = j->start[e]; at < j->start[e + 1]; at += MPK_CALL_TOKENS) {
-        const size_t left = j->start[e + 1] - at, n = left < MPK_CALL_TOKENS ? left : MPK_CALL_TOKENS;
-        for (size_t i = 0; i < n; i++) {
-            rows[i] = j->act + j->pairs[at + i] * act_stride(j);
-            out[i] = o + j->pairs[at + i] * count * MPK_ROWS;
+        const size_t more = j->start[e + 1] - at, n = more < MPK_CALL_TOKENS ? more : MPK_CALL_TOKENS;
+        for (size_t k = 0; k < n; k++) {
+            rows[k] = j->act + j->pairs[at + k] * act_stride(j);
+            out[k] = j->o + j->pairs[at + k] * j->n.input_pad + first * MPK_ROWS;
         }
-        mpk_multiply(j, &j->view->expert[e].down, first, count, rows, out, n);
+        mpk_multiply(j, &j->view->expert[e].down, first, left < run ? left : run, rows, out, n);
     }
 }
 
-/* Step 5, second half, and 6. A task owns some rows of s, does them for all experts and adds each token's outputs in
- * slot order: the sum does not depend on who computed what when. */
-void mpk_down_and_sum(mpk_job *j)
+/* Step 6. */
+void mpk_sum_columns(mpk_job *j, size_t i, uint8_t *scratch)
 {
     const mpk_shape *n = &j->n;
-    const size_t blocks = (n->input + MPK_ROWS - 1) / MPK_ROWS, run = mpk_run_length(j, blocks, j->down_run);
-#pragma omp for schedule(dynamic)
-    for (size_t i = 0; i < (blocks + run - 1) / run; i++) {
-        float *o = (float *)(void *)mpk_my_scratch(j);
-        const size_t first = i * run, left = blocks - first, count = left < run ? left : run;
-        for (size_t a = 0; a < j->active_count; a++) expert_down(j, j->active[a], first, count, o);
-        for (size_t t = 0; t < j->tokens; t++) {
-            float *s = j->s + t * n->input_pad + first * MPK_ROWS;
-            mpk_clear_tail(s, 0, count * MPK_ROWS);
-            for (size_t p = t * n->k; p < (t + 1) * n->k; p++)
-                if (j->view->present[j->ids[p]])
-                    j->kernels->accumulate(j->weights[p], o + p * count * MPK_ROWS, s, count * MPK_ROWS);
-        }
-    }
+    const size_t columns = (n->input + MPK_ROWS - 1) / MPK_ROWS * MPK_ROWS, parts = mpk_tasks(columns, j->sum_columns);
+    const size_t t = i / parts, first = i % parts * j->sum_columns, left = columns - first;
+    const size_t width = left < j->sum_columns ? left : j->sum_columns;
+    float *s = j->s + t * n->input_pad + first;
+    (void)scratch;
+    mpk_clear_tail(s, 0, width);
+    for (size_t p = t * n->k; p < (t + 1) * n->k; p++)
+        if (j->view->present[j->ids[p]])
+            j->kernels->accumulate(j->weights[p], j->o + p * n->input_pad + first, s, width);
 }

@@ -1,5 +1,6 @@
 /* One call of the layer while it runs: what is wanted, the arrays of a chunk, and the steps. Shared by the layer's own
- * files: layer.c (calls and chunks), layer_memory.c, layer_product.c, layer_steps.c, layer_experts.c. */
+ * files: layer.c (calls), layer_stages.c (what may run when), layer_memory.c, layer_product.c, layer_steps.c,
+ * layer_experts.c. */
 #ifndef MOEPACK_RUNTIME_LAYER_JOB_H
 #define MOEPACK_RUNTIME_LAYER_JOB_H
 
@@ -7,8 +8,7 @@
 #include "cpu/kernels.h"
 #include "layer.h"
 #include "layer_internal.h"
-
-#include <omp.h>
+#include "schedule.h"
 
 /* Tokens that one kernel call gets: bounds the pointer arrays on the stack and the buffers of a thread. */
 #define MPK_CALL_TOKENS 64
@@ -20,6 +20,23 @@ typedef struct mpk_shape {
     size_t hidden, input, inner, shared, experts, k;
     size_t hidden_pad, input_pad, inner_pad, shared_pad, experts_pad;
 } mpk_shape;
+
+/* The parts of a chunk's work that wait for each other, in order of preference: see layer_stages.c. */
+enum {
+    MPK_STAGE_PREPARE,     /* a task for each token: the input, or the given latent */
+    MPK_STAGE_ROUTER,      /* step 1, a task for a run of row blocks, like all products */
+    MPK_STAGE_LATENT_DOWN, /* step 4 */
+    MPK_STAGE_ROUTE,       /* steps 2 and 3, a task for each token */
+    MPK_STAGE_LATENT,      /* rounding of step 4, a task for each token */
+    MPK_STAGE_GROUP,       /* one task: tokens by expert */
+    MPK_STAGE_GATE_UP,     /* step 5, a task for each active expert and run of row blocks */
+    MPK_STAGE_DOWN,        /* the same */
+    MPK_STAGE_SUM,         /* step 6, a task for each token and part of its columns */
+    MPK_STAGE_NORM,        /* step 7, a task for each token */
+    MPK_STAGE_SHARED,      /* first half of the shared experts: fills the gaps of all stages above */
+    MPK_STAGE_OUTPUT,      /* step 8 */
+    MPK_STAGES
+};
 
 /* One call: what is wanted, and the arrays of one chunk. Rows of arrays are padded with zeros to whole blocks. */
 typedef struct mpk_job {
@@ -33,7 +50,9 @@ typedef struct mpk_job {
     bool want_latent;  /* step 4, where experts are not wanted */
     bool given_latent; /* steps 1 to 4 were done elsewhere: z, ids and weights are inputs */
     bool need_all;     /* a selected expert that is absent is an error also without y */
-    int threads;
+    bool need_x;       /* somebody besides the router reads x */
+    bool direct_x;     /* rows of x are used where the caller has them */
+    unsigned threads;
 
     size_t capacity, tokens; /* of the chunk arrays, and in use */
     const float *x_in, *s_in, *z_in, *weights_in;
@@ -42,7 +61,7 @@ typedef struct mpk_job {
     float *z_out;      /* [T, L] of step 4 */
     float *scores_out; /* [T, E] of step 1 */
 
-    float *x_raw;             /* [T][hidden_pad] as given */
+    float *x_raw;             /* [T][hidden_pad] as given; not there with direct_x */
     float *x;                 /* [T][hidden_pad] rounded; = x_raw in F32 mode */
     float *logits;            /* [T][experts_pad] */
     float *z;                 /* [T][input_pad] what experts read; = x without a latent */
@@ -54,6 +73,7 @@ typedef struct mpk_job {
     uint32_t *active;         /* experts with pairs that are present */
     size_t active_count;
     uint8_t *act;  /* [T k][inner_pad floats or blocks] input of the down projection */
+    float *o;      /* [T k][input_pad] its output */
     float *shared; /* [T][shared_pad] */
     float *s;      /* [T][input_pad] */
     float *n_out;  /* [T][input_pad] input of the up projection */
@@ -61,7 +81,10 @@ typedef struct mpk_job {
 
     uint8_t *scratch; /* [threads][scratch_bytes] */
     size_t scratch_bytes;
-    size_t down_run; /* row blocks in a task of the down projection, limited by the scratch */
+
+    mpk_schedule *schedule; /* of the chunk */
+    size_t run[MPK_STAGES]; /* row blocks in a task */
+    size_t sum_columns;     /* columns in a task of MPK_STAGE_SUM */
 
     int64_t missing_expert; /* -1: none */
     size_t missing_token;
@@ -94,53 +117,49 @@ void mpk_multiply(const mpk_job *j, const mpk_matrix_view *m, size_t first, size
 void mpk_multiply_rows(const mpk_job *j, const mpk_matrix_view *m, size_t first, size_t count, const void *const *x,
                        float *y, size_t stride, size_t tokens);
 
-/* ------------------------------------------------------------------------------------------------ layer_steps.c */
+/* Bytes of a row block, for the size of tasks. */
+size_t mpk_row_block_bytes(const mpk_matrix_view *m);
 
-/* Copies one token in, pads it and rounds it. */
-void mpk_prepare_token(mpk_job *j, size_t t);
+/* ------------------------------------------------------------------------------------------------ layer_stages.c */
 
-/* Steps 1, 4 and the first half of the shared experts. Called by every thread of the team, like all loops below. */
-void mpk_project_inputs(mpk_job *j);
+/* Does one chunk with a team of threads. */
+void mpk_run_chunk(mpk_job *j);
 
-/* Steps 2 and 3 of one token, and the latent's rounding. */
-void mpk_route_token(mpk_job *j, size_t t);
+/* Row blocks in a task: long runs stream well, but every thread should get some eight tasks. The last one may be
+ * shorter. At most `limit`. */
+size_t mpk_run_length(const mpk_job *j, size_t blocks, size_t block_bytes, size_t limit);
 
-/* In place of steps 1 to 4: one token's latent and experts, chosen by the caller. */
-void mpk_take_latent(mpk_job *j, size_t t);
+/* Sets the tasks of step 8, once it is certain that there will be one. */
+void mpk_set_output_tasks(mpk_job *j);
 
-/* Step 7, and s on its way out. */
-void mpk_norm_token(mpk_job *j, size_t t);
+/* ------------------------------------------------------------------------------------------------ tasks
+ * Task i of a stage; `scratch` is the thread's own. The steps of spec/numerics.md. layer_steps.c: */
 
-/* Step 8. */
-void mpk_write_outputs(mpk_job *j);
+void mpk_prepare_token(mpk_job *j, size_t i, uint8_t *scratch);
+void mpk_router_rows(mpk_job *j, size_t i, uint8_t *scratch);
+void mpk_latent_rows(mpk_job *j, size_t i, uint8_t *scratch);
+void mpk_route_token(mpk_job *j, size_t i, uint8_t *scratch);
+void mpk_finish_latent(mpk_job *j, size_t i, uint8_t *scratch);
+void mpk_norm_token(mpk_job *j, size_t i, uint8_t *scratch);
+void mpk_output_rows(mpk_job *j, size_t i, uint8_t *scratch);
 
-/* ------------------------------------------------------------------------------------------------ layer_experts.c */
+/* layer_experts.c: */
 
-/* First half of the shared experts, columns [first * 16, + width) of their inner width. */
-void mpk_shared_part(mpk_job *j, size_t first, size_t width);
+/* Sorts the pairs (token, slot) by expert, lists the experts that have work here, and sets the tasks of the stages that
+ * depend on it. */
+void mpk_group_pairs(mpk_job *j, size_t i, uint8_t *scratch);
+void mpk_shared_columns(mpk_job *j, size_t i, uint8_t *scratch);
+void mpk_gate_up_rows(mpk_job *j, size_t i, uint8_t *scratch);
+void mpk_down_rows(mpk_job *j, size_t i, uint8_t *scratch);
 
-/* Sorts the pairs (token, slot) by expert and lists the experts that have work here. */
-void mpk_group_pairs(mpk_job *j);
-
-/* Step 5, first half. */
-void mpk_gate_up_experts(mpk_job *j);
-
-/* Step 5, second half, and 6. */
-void mpk_down_and_sum(mpk_job *j);
+/* Adds a token's outputs in slot order: the sum does not depend on who computed what when. */
+void mpk_sum_columns(mpk_job *j, size_t i, uint8_t *scratch);
 
 /* ------------------------------------------------------------------------------------------------ small helpers */
 
-static inline uint8_t *mpk_my_scratch(const mpk_job *j)
+static inline size_t mpk_tasks(size_t blocks, size_t run)
 {
-    return j->scratch + (size_t)omp_get_thread_num() * j->scratch_bytes;
-}
-
-/* Row blocks per task: as many as leave every thread some eight tasks, a power of two up to `limit`. */
-static inline size_t mpk_run_length(const mpk_job *j, size_t blocks, size_t limit)
-{
-    size_t run = limit;
-    while (run > 1 && blocks / run < (size_t)j->threads * 8) run /= 2;
-    return run;
+    return (blocks + run - 1) / run;
 }
 
 /* Rows past the true size of a matrix come out of padding codes: 0, or NaN where an input was infinite. */

@@ -6,7 +6,7 @@
 /* Tokens worked off together at most: beyond this, reading weights again costs little next to the arithmetic. */
 #define CHUNK_TOKENS 512
 /* And fewer where their intermediate results would need more memory than this. */
-#define CHUNK_BYTES ((size_t)256 << 20)
+#define CHUNK_BYTES ((size_t)384 << 20)
 
 /* Hands out parts of one allocation; with base == NULL it only counts. */
 typedef struct arena {
@@ -35,22 +35,13 @@ static void take_rows(arena *a, mpk_job *j)
         *rows[i] = (const void **)take(a, j->capacity, 1, sizeof(void *));
 }
 
-/* Scratch of a thread: the router's, or gate and up outputs of one task, or outputs of the down projection for all
- * pairs. */
+/* Scratch of a thread: the router's, or two arrays of outputs of one task. */
 static void size_scratch(mpk_job *j, arena *a)
 {
-    const size_t act = 2 * MPK_CALL_TOKENS * MPK_MAX_RUN * MPK_ROWS * sizeof(float);
+    const size_t two = 2 * MPK_CALL_TOKENS * MPK_MAX_RUN * MPK_ROWS * sizeof(float);
     size_t bytes = mpk_router_scratch_size((uint32_t)j->n.experts);
-    if (act > bytes) bytes = act;
-    const size_t pairs = j->capacity * j->n.k;
-    if (pairs > UINT32_MAX) { /* pairs are numbered in 32 bits */
-        a->overflow = true;
-        return;
-    }
-    j->down_run = 4;
-    while (j->down_run > 1 && pairs * j->down_run * MPK_ROWS * sizeof(float) > (size_t)1 << 20) j->down_run /= 2;
-    const size_t down = pairs * j->down_run * MPK_ROWS * sizeof(float);
-    if (down > bytes) bytes = down;
+    if (two > bytes) bytes = two;
+    if (j->capacity * j->n.k > UINT32_MAX) a->overflow = true; /* pairs are numbered in 32 bits */
     j->scratch_bytes = (bytes + MPK_VIEW_ALIGNMENT - 1) / MPK_VIEW_ALIGNMENT * MPK_VIEW_ALIGNMENT;
 }
 
@@ -58,7 +49,7 @@ static void lay_out(mpk_job *j, arena *a)
 {
     const mpk_shape *n = &j->n;
     const size_t t = j->capacity, f = sizeof(float);
-    j->x_raw = take(a, t, n->hidden_pad, f);
+    j->x_raw = j->direct_x ? NULL : take(a, t, n->hidden_pad, f);
     j->x = j->round ? take(a, t, n->hidden_pad, f) : j->x_raw;
     j->logits = take(a, t, n->experts_pad, f);
     j->z = j->view->policy.latent ? take(a, t, n->input_pad, f) : j->x;
@@ -69,12 +60,13 @@ static void lay_out(mpk_job *j, arena *a)
     j->pairs = take(a, t, n->k, sizeof(uint32_t));
     j->active = take(a, n->experts, 1, sizeof(uint32_t));
     j->act = take(a, t * n->k, n->inner_pad, f); /* t <= CHUNK_TOKENS, k < 2^31 */
+    j->o = take(a, t * n->k, n->input_pad, f);
     j->shared = take(a, t, n->shared_pad, f);
     j->s = take(a, t, n->input_pad, f);
     j->n_out = take(a, t, n->input_pad, f);
     take_rows(a, j);
     size_scratch(j, a);
-    j->scratch = take(a, (size_t)j->threads, j->scratch_bytes, 1);
+    j->scratch = take(a, j->threads, j->scratch_bytes, 1);
 }
 
 /* Chooses the chunk and returns the bytes it needs, 0 on overflow. */

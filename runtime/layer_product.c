@@ -45,3 +45,9 @@ void mpk_multiply_rows(const mpk_job *j, const mpk_matrix_view *m, size_t first,
         mpk_multiply(j, m, first, count, x + t, rows, n);
     }
 }
+
+size_t mpk_row_block_bytes(const mpk_matrix_view *m)
+{
+    const size_t columns = tile_columns(m->encoding), tiles = ((size_t)m->cols + columns - 1) / columns;
+    return tiles * (m->scales != NULL ? MPK_TILE_BYTES + MPK_ROWS : MPK_TILE_BYTES);
+}
