@@ -332,7 +332,7 @@ static void test_one_result(void **state)
             result expected = run(&l, x, tokens, &scalar, true);
             for (size_t f = 0; f < count; f++) {
                 const mpk_layer_options options = {
-                    .compute = (mpk_compute)mode, .threads = 1 + (unsigned)(f + i) % 4, .kernels = families[f].kernels};
+                    .compute = (mpk_compute)mode, .threads = 1 + (unsigned)(f + i) % 7, .kernels = families[f].kernels};
                 result got = run(&l, x, tokens, &options, true);
                 same_results(&l, &got, &expected, tokens, families[f].kernels->name);
                 free_result(&got);
@@ -363,7 +363,7 @@ static void test_many_tokens(void **state)
     layer l = make_layer(&g, 7);
     float *x = make_x(&g, tokens, 8);
     result expected = run(&l, x, tokens, &(mpk_layer_options){.threads = 1}, true);
-    for (unsigned threads = 2; threads <= 4; threads++) {
+    for (unsigned threads = 2; threads <= 7; threads++) {
         result got = run(&l, x, tokens, &(mpk_layer_options){.threads = threads}, true);
         same_results(&l, &got, &expected, tokens, "threads");
         free_result(&got);
