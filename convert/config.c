@@ -1,6 +1,6 @@
 /* Reads config.json by the keys and names of a family's table into a policy and a layer rule. What the record cannot
  * say is refused, never approximated. */
-#include "config.h"
+#include "config_internal.h"
 
 #include "bytes.h"
 #include "error.h"
@@ -10,20 +10,6 @@
 #include <stdio.h>
 #include <string.h>
 
-/* What the keys of one config say. */
-typedef struct key_values {
-    bool present[MPK_KEY_COUNT];
-    uint64_t number[MPK_KEY_COUNT]; /* counts, booleans, enumerations */
-    double real[MPK_KEY_COUNT];
-    const json_t *list[MPK_KEY_COUNT]; /* the value itself, for lists */
-} key_values;
-
-typedef struct reader {
-    const char *path;
-    const mpk_family *family;
-    moepack_error *error;
-} reader;
-
 const char *mpk_config_key_name(const mpk_family *family, mpk_key key)
 {
     for (uint32_t i = 0; i < family->key_count; i++) {
@@ -32,14 +18,19 @@ const char *mpk_config_key_name(const mpk_family *family, mpk_key key)
     return "a key that this family does not have";
 }
 
-static moepack_status fail(const reader *r, moepack_status status)
+bool mpk_config_has_key(const mpk_family *family, mpk_key key)
+{
+    for (uint32_t i = 0; i < family->key_count; i++) {
+        if (family->keys[i].key == key && family->keys[i].name) return true;
+    }
+    return false;
+}
+
+moepack_status mpk_config_blame(const reader *r, moepack_status status)
 {
     mpk_error_file(r->error, r->path);
     return status;
 }
-
-/* mpk_fail with the config's path, as an expression. */
-#define FAIL(r, status, ...) (mpk_fail((r)->error, status, __VA_ARGS__), fail(r, status))
 
 /* ------------------------------------------------------------------------------------------------ single keys */
 
@@ -50,7 +41,8 @@ static const char *const kind_words[] = {
     [MPK_KIND_BOOL] = "true or false",
     [MPK_KIND_NAME] = "a string",
     [MPK_KIND_LAYERS] = "a list of layers",
-    [MPK_KIND_TYPES] = "a list of \"dense\" and \"sparse\"",
+    [MPK_KIND_TYPES] = "a list of types of layers",
+    [MPK_KIND_PATTERN] = "a string of one letter per layer",
 };
 
 /* The values that the family's table allows; a key that is no name and has none there may have any. */
@@ -83,10 +75,7 @@ static bool is_list(const json_t *value, mpk_kind kind)
     uint64_t number;
     for (size_t i = 0; i < json_array_size(value); i++) {
         const json_t *item = json_array_get(value, i);
-        const char *text = json_string_value(item);
-        bool fits = kind == MPK_KIND_LAYERS ? mpk_json_u64(item, &number)
-                                            : text && (strcmp(text, "dense") == 0 || strcmp(text, "sparse") == 0);
-        if (!fits) return false;
+        if (kind == MPK_KIND_LAYERS ? !mpk_json_u64(item, &number) : !json_is_string(item)) return false;
     }
     return json_is_array(value);
 }
@@ -105,6 +94,7 @@ static bool has_kind(const json_t *value, mpk_kind kind, uint64_t *number, doubl
         *real = json_number_value(value);
         return json_is_number(value) && isfinite(*real);
     case MPK_KIND_NAME:
+    case MPK_KIND_PATTERN:
         return json_is_string(value);
     case MPK_KIND_LAYERS:
     case MPK_KIND_TYPES:
@@ -167,6 +157,7 @@ static moepack_status read_key(const reader *r, const json_t *text, const mpk_fa
         return FAIL(r, MOEPACK_E_CORRUPT, "%s is %s, not %s", called, mpk_json_show(value, shown, sizeof shown),
                     kind_words[key->kind]);
     }
+    if (key->kind == MPK_KIND_TYPES || key->kind == MPK_KIND_PATTERN) return MOEPACK_OK; /* names stand for the parts */
     return read_name(r, key, called, value, number);
 }
 
@@ -180,6 +171,8 @@ static moepack_status set_sizes(const reader *r, const key_values *v, mpk_config
     size[MPK_E] = v->number[MPK_KEY_EXPERTS];
     size[MPK_H] = v->number[MPK_KEY_HIDDEN];
     size[MPK_I] = v->number[MPK_KEY_INTERMEDIATE];
+    size[MPK_K] = v->number[MPK_KEY_TOP_K];
+    size[MPK_V] = v->number[MPK_KEY_VOCABULARY];
     size[MPK_L] = v->present[MPK_KEY_LATENT] ? v->number[MPK_KEY_LATENT] : size[MPK_H];
     size[MPK_S] = v->number[MPK_KEY_SHARED] * size[MPK_I]; /* both below 2^32 */
     if (v->present[MPK_KEY_SHARED_WIDTH]) size[MPK_S] = v->number[MPK_KEY_SHARED_WIDTH];
@@ -189,73 +182,6 @@ static moepack_status set_sizes(const reader *r, const key_values *v, mpk_config
                     mpk_config_key_name(family, MPK_KEY_TOP_K), (unsigned long long)k,
                     mpk_config_key_name(family, MPK_KEY_EXPERTS), (unsigned long long)size[MPK_E]);
     return MOEPACK_OK;
-}
-
-static void mark_dense(mpk_config *out, uint64_t layer)
-{
-    out->dense[layer / 64] |= UINT64_C(1) << layer % 64;
-    out->listed = true;
-}
-
-/* One entry per layer. It decides, and where other keys say something about layers too, they must say the same. */
-static moepack_status set_layer_types(const reader *r, const key_values *v, mpk_config *out)
-{
-    const json_t *types = v->list[MPK_KEY_LAYER_TYPES];
-    const char *key = mpk_config_key_name(r->family, MPK_KEY_LAYER_TYPES);
-    if (json_array_size(types) != out->layers)
-        return FAIL(r, MOEPACK_E_CORRUPT, "%s has %zu entries, %s is %llu", key, json_array_size(types),
-                    mpk_config_key_name(r->family, MPK_KEY_LAYERS), (unsigned long long)out->layers);
-    bool ruled = v->present[MPK_KEY_FIRST_DENSE] || v->present[MPK_KEY_LAYER_STEP] || v->present[MPK_KEY_SPARSE_STEP];
-    for (uint64_t layer = 0; layer < out->layers; layer++) {
-        const char *type = json_string_value(json_array_get(types, (size_t)layer));
-        bool sparse = strcmp(type, "sparse") == 0;
-        char rule[160];
-        mpk_config_layer_rule(out, rule, sizeof rule);
-        if (ruled && sparse != mpk_config_is_moe(out, layer))
-            return FAIL(r, MOEPACK_E_CORRUPT, "%s makes layer %llu %s, against %s", key, (unsigned long long)layer,
-                        type, rule);
-        if (!ruled && !sparse) mark_dense(out, layer);
-    }
-    return MOEPACK_OK;
-}
-
-/* The list decides alone, as in the published code: the step that stands beside it is only its default. */
-static void set_moe_layers(const json_t *list, mpk_config *out)
-{
-    out->first_dense = 0;
-    out->layer_offset = 0;
-    out->layer_step = 1;
-    for (uint64_t layer = 0; layer < out->layers; layer++) mark_dense(out, layer);
-    for (size_t i = 0; i < json_array_size(list); i++) {
-        uint64_t layer;
-        if (mpk_json_u64(json_array_get(list, i), &layer) && layer < out->layers)
-            out->dense[layer / 64] &= ~(UINT64_C(1) << layer % 64);
-    }
-}
-
-static moepack_status set_layers(const reader *r, const key_values *v, mpk_config *out)
-{
-    const mpk_family *family = r->family;
-    const json_t *dense = v->list[MPK_KEY_DENSE_LAYERS], *sparse = v->list[MPK_KEY_MOE_LAYERS];
-    out->layers = v->number[MPK_KEY_LAYERS];
-    out->first_dense = v->number[MPK_KEY_FIRST_DENSE];
-    out->layer_offset = v->present[MPK_KEY_SPARSE_STEP];
-    out->layer_step = v->number[out->layer_offset ? MPK_KEY_SPARSE_STEP : MPK_KEY_LAYER_STEP];
-    out->mtp_layers = v->number[MPK_KEY_MTP];
-    if ((json_array_size(dense) || sparse || v->list[MPK_KEY_LAYER_TYPES]) && out->layers > MPK_LISTED_LAYERS)
-        return FAIL(r, MOEPACK_E_UNSUPPORTED, "%s is %llu; configs that list layers may have %d",
-                    mpk_config_key_name(family, MPK_KEY_LAYERS), (unsigned long long)out->layers, MPK_LISTED_LAYERS);
-    for (size_t i = 0; i < json_array_size(dense); i++) { /* the published code ignores layers that are not there */
-        uint64_t layer;
-        if (mpk_json_u64(json_array_get(dense, i), &layer) && layer < out->layers) mark_dense(out, layer);
-    }
-    if (sparse) set_moe_layers(sparse, out);
-    moepack_status status = v->list[MPK_KEY_LAYER_TYPES] ? set_layer_types(r, v, out) : MOEPACK_OK;
-    if (status || mpk_config_next_moe(out, 0) < out->layers) return status;
-    char rule[160];
-    mpk_config_layer_rule(out, rule, sizeof rule);
-    return FAIL(r, MOEPACK_E_UNSUPPORTED, "no layer is a MoE block: %s %llu, %s",
-                mpk_config_key_name(family, MPK_KEY_LAYERS), (unsigned long long)out->layers, rule);
 }
 
 static moepack_status set_activation(const reader *r, const key_values *v, moepack_policy *policy)
@@ -318,7 +244,8 @@ static moepack_status set_groups(const reader *r, const key_values *v, const mpk
     policy->group_score = methods[method].group_score;
     policy->group_mask = methods[method].group_mask;
     if (method == MPK_METHOD_BEST) return MOEPACK_OK;
-    moepack_status status = r->family->strict ? check_groups(r, v, experts, policy) : MOEPACK_OK;
+    bool named = mpk_config_has_key(r->family, MPK_KEY_GROUPS);
+    moepack_status status = r->family->strict && named ? check_groups(r, v, experts, policy) : MOEPACK_OK;
     if (status || groups <= 1 || groups <= kept) return status;
     const char *groups_key = mpk_config_key_name(r->family, MPK_KEY_GROUPS);
     if (v->number[MPK_KEY_GROUPED] == 0)
@@ -364,7 +291,7 @@ static moepack_status set_fields(const reader *r, const json_t *text, moepack_po
         status = moepack_policy_set(policy, number->field, digits, r->error);
         if (status) return FAIL(r, MOEPACK_E_UNSUPPORTED, "%s is %s", number->name, digits);
     }
-    return status ? fail(r, status) : MOEPACK_OK;
+    return status ? mpk_config_blame(r, status) : MOEPACK_OK;
 }
 
 static moepack_status check_musts(const reader *r, const json_t *text)
@@ -422,7 +349,7 @@ static moepack_status set_policy(const reader *r, const json_t *text, const key_
     if (!status) status = set_fields(r, text, policy);
     if (status) return status;
     status = moepack_policy_check(policy, out->size[MPK_E], r->error);
-    return status ? fail(r, status) : MOEPACK_OK;
+    return status ? mpk_config_blame(r, status) : MOEPACK_OK;
 }
 
 /* ------------------------------------------------------------------------------------------------ whole configs */
@@ -511,7 +438,7 @@ static moepack_status read_tree(const json_t *root, const char *path, mpk_config
     }
     if ((status = read_quant(&r, root, text, out))) return status;
     if ((status = set_sizes(&r, &values, out))) return status;
-    if ((status = set_layers(&r, &values, out))) return status;
+    if ((status = mpk_config_set_layers(&r, &values, out))) return status;
     if ((status = check_musts(&r, text))) return status;
     return set_policy(&r, text, &values, out);
 }
@@ -525,60 +452,4 @@ moepack_status mpk_config_read(const char *text, size_t size, const char *path, 
     status = read_tree(root, path, out, error);
     json_decref(root);
     return status;
-}
-
-/* ------------------------------------------------------------------------------------------------ layers */
-
-static bool is_listed_dense(const mpk_config *config, uint64_t layer)
-{
-    return config->listed && layer < MPK_LISTED_LAYERS && (config->dense[layer / 64] >> layer % 64 & 1);
-}
-
-uint64_t mpk_config_next_moe(const mpk_config *config, uint64_t layer)
-{
-    uint64_t step = config->layer_step, offset = config->layer_offset;
-    if (layer < config->first_dense) layer = config->first_dense;
-    layer = (layer + offset + step - 1) / step * step - offset; /* all far below 2^64 */
-    while (layer < config->layers && is_listed_dense(config, layer)) layer += step;
-    return layer < config->layers ? layer : config->layers;
-}
-
-bool mpk_config_is_moe(const mpk_config *config, uint64_t layer)
-{
-    return layer < config->layers && mpk_config_next_moe(config, layer) == layer;
-}
-
-uint64_t mpk_config_moe_count(const mpk_config *config)
-{
-    uint64_t count = 0, layer = mpk_config_next_moe(config, 0);
-    if (!config->listed) return layer < config->layers ? (config->layers - 1 - layer) / config->layer_step + 1 : 0;
-    for (; layer < config->layers; layer = mpk_config_next_moe(config, layer + 1)) count++;
-    return count;
-}
-
-void mpk_config_layer_rule(const mpk_config *config, char *buf, size_t size)
-{
-    const struct {
-        mpk_key key;
-        uint64_t value;
-        bool list;
-    } parts[] = {
-        {MPK_KEY_FIRST_DENSE, config->first_dense, false},
-        {MPK_KEY_LAYER_STEP, config->layer_step, false},
-        {MPK_KEY_SPARSE_STEP, config->layer_step, false},
-        {MPK_KEY_DENSE_LAYERS, 0, true},
-        {MPK_KEY_MOE_LAYERS, 0, true},
-    };
-    size_t used = 0;
-    snprintf(buf, size, "every layer");
-    for (size_t i = 0; i < sizeof parts / sizeof parts[0] && used < size; i++) {
-        bool named = false;
-        for (uint32_t k = 0; k < config->family->key_count; k++)
-            named = named || (config->family->keys[k].key == parts[i].key && config->family->keys[k].name);
-        if (!named) continue;
-        const char *name = mpk_config_key_name(config->family, parts[i].key), *comma = used ? ", " : "";
-        used += parts[i].list ? (size_t)snprintf(buf + used, size - used, "%s%s", comma, name)
-                              : (size_t)snprintf(buf + used, size - used, "%s%s %llu", comma, name,
-                                                 (unsigned long long)parts[i].value);
-    }
 }

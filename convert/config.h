@@ -12,30 +12,38 @@
 /* Configs that list layers may have this many; the longest model there is has 126. */
 #define MPK_LISTED_LAYERS 4096
 
+/* Values of moepack_stack. */
+#define MPK_STACKS 4
+
+/* The layers of one stack: MoE from first_dense on where step divides number + offset, and the layer is not listed. */
+typedef struct mpk_layers {
+    uint64_t count;
+    uint64_t first_dense, step, offset; /* step 0: no layer is MoE */
+    bool listed;
+    uint64_t dense[MPK_LISTED_LAYERS / 64]; /* bit set */
+} mpk_layers;
+
 typedef struct mpk_config {
     const mpk_family *family;
-    char model_type[64]; /* of the outermost object */
-    uint64_t layers;     /* of the main stack */
-    uint64_t mtp_layers;
-    uint64_t first_dense, layer_step, layer_offset; /* MoE from first_dense on where step divides number + offset ... */
-    bool listed;                                    /* ... and the layer is not among these */
-    uint64_t dense[MPK_LISTED_LAYERS / 64];         /* bit set */
+    char model_type[64];                     /* of the outermost object */
+    mpk_layers stack[MPK_STACKS];            /* by moepack_stack; MTP: the prediction layers, all MoE */
+    uint64_t hashed[MPK_LISTED_LAYERS / 64]; /* bit set: layers of the main stack that choose experts by token id */
     uint64_t size[MPK_SIZE_COUNT];
-    moepack_policy policy;
-    char quant[64]; /* quantization_config.format; "": none */
+    moepack_policy policy; /* of layers that are not hashed */
+    char quant[64];        /* quantization_config.format; "": none */
 } mpk_config;
 
 /* Reads the text of a config.json. `path` is for errors. */
 moepack_status mpk_config_read(const char *text, size_t size, const char *path, mpk_config *out, moepack_error *error);
 
-/* Whether a layer of the main stack is a MoE block. */
-bool mpk_config_is_moe(const mpk_config *config, uint64_t layer);
+/* Whether a layer is a MoE block. */
+bool mpk_layers_is_moe(const mpk_layers *layers, uint64_t layer);
 
-/* The first MoE block of the main stack from this layer on; config->layers when there is none. */
-uint64_t mpk_config_next_moe(const mpk_config *config, uint64_t layer);
+/* The first MoE block from this layer on; layers->count when there is none. */
+uint64_t mpk_layers_next(const mpk_layers *layers, uint64_t layer);
 
-/* Number of MoE blocks of the main stack. */
-uint64_t mpk_config_moe_count(const mpk_config *config);
+/* Number of MoE blocks. */
+uint64_t mpk_layers_moe_count(const mpk_layers *layers);
 
 /* The keys that say which layers are MoE blocks, with their values, for messages. */
 void mpk_config_layer_rule(const mpk_config *config, char *buf, size_t size);

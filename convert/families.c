@@ -13,7 +13,7 @@ static const mpk_family *const families[] = {
     &mpk_family_deepseek_v3, &mpk_family_glm4_moe,    &mpk_family_mixtral,    &mpk_family_qwen3_moe,
     &mpk_family_olmoe,       &mpk_family_qwen2_moe,   &mpk_family_qwen3_next, &mpk_family_qwen3_5_moe,
     &mpk_family_gpt_oss,     &mpk_family_granitemoe,  &mpk_family_llama4,     &mpk_family_dbrx,
-    &mpk_family_phimoe,
+    &mpk_family_phimoe,      &mpk_family_nemotron_h,  &mpk_family_switch,     &mpk_family_deepseek_v4,
 };
 
 /* Model types that somebody may well try, and what of them has no table or no field in this version. */
@@ -21,10 +21,7 @@ static const struct {
     const char *model_type, *reason;
 } refused[] = {
     {"qwen3_vl_moe", "its experts are fused tensors, transposed"},
-    {"deepseek_v4", "it routes by sqrtsoftplus scores and by token tables, and its experts are FP4"},
     {"minimax_m2", "its experts are FP8"},
-    {"nemotron_h", "its experts have no gate, and MoE layers are chosen by a pattern"},
-    {"switch_transformers", "its experts have no gate, and their capacity is limited"},
 };
 
 /* ------------------------------------------------------------------------------------------------ access */

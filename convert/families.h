@@ -20,6 +20,8 @@ typedef enum mpk_size {
     MPK_L, /* width the experts see; = H where there is no latent space */
     MPK_I, /* inner width of an expert */
     MPK_S, /* fused inner width of the shared experts */
+    MPK_K, /* experts per token */
+    MPK_V, /* vocabulary */
     MPK_SIZE_COUNT
 } mpk_size;
 
@@ -68,7 +70,8 @@ typedef enum mpk_when {
     MPK_IF_LATENT_NORM,
     MPK_IF_SHARED,
     MPK_IF_SHARED_GATED,
-    MPK_IF_LOGIT_BIAS
+    MPK_IF_LOGIT_BIAS,
+    MPK_IF_TOKEN_TABLE
 } mpk_when;
 
 /* A dense tensor of a block. Its encoding follows from its dtype: BF16, F16 or F32. */
@@ -93,7 +96,7 @@ typedef enum mpk_key {
     MPK_KEY_LAYER_STEP,   /* a layer is MoE iff its number, from 0, is a multiple */
     MPK_KEY_SPARSE_STEP,  /* the same, counting from 1; a family has one of the two */
     MPK_KEY_DENSE_LAYERS, /* list of layers that are dense whatever the step says */
-    MPK_KEY_LAYER_TYPES,  /* list of "dense" and "sparse", one per layer */
+    MPK_KEY_LAYER_TYPES,  /* list of words, one per layer; "dense" and "sparse" unless the family names others */
     MPK_KEY_MTP,          /* layers behind the last that predict further tokens */
     MPK_KEY_EXPERTS,
     MPK_KEY_TOP_K,
@@ -115,6 +118,12 @@ typedef enum mpk_key {
     /* From here on a family lists only those that its configs have. */
     MPK_KEY_SHARED_WIDTH, /* fused inner width of the shared experts, where it is no multiple of I */
     MPK_KEY_MOE_LAYERS,   /* list of the layers that are MoE; decides when it is there */
+    MPK_KEY_PATTERN,      /* string of one letter per layer */
+    MPK_KEY_HASH_LAYERS,  /* so many first layers choose experts by token id */
+    MPK_KEY_VOCABULARY,
+    MPK_KEY_ENCODER_STEP, /* of two stacks (MPK_KEY_LAYERS is the encoder's): layers 1, 1 + step ...; 0: none */
+    MPK_KEY_DECODER_STEP,
+    MPK_KEY_DECODER_LAYERS,
     MPK_KEY_COUNT
 } mpk_key;
 #define MPK_KEY_OPTIONAL MPK_KEY_SHARED_WIDTH
@@ -126,8 +135,15 @@ typedef enum mpk_kind {
     MPK_KIND_BOOL,
     MPK_KIND_NAME,   /* one of the family's names for this key */
     MPK_KIND_LAYERS, /* list of integers >= 0 */
-    MPK_KIND_TYPES   /* list of "dense" and "sparse" */
+    MPK_KIND_TYPES,  /* list of words: names of this key, values mpk_layer_type */
+    MPK_KIND_PATTERN /* string of letters: likewise */
 } mpk_kind;
+
+typedef enum mpk_layer_type {
+    MPK_LAYER_DENSE, /* or anything else that is no MoE block */
+    MPK_LAYER_MOE,
+    MPK_LAYER_HASHED /* MoE, experts chosen by token id */
+} mpk_layer_type;
 
 /* How experts are chosen from their scores; what MPK_KEY_METHOD's names stand for. */
 typedef enum mpk_method {

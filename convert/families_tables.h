@@ -105,13 +105,14 @@
 #define NO_SITU NO_KEY(MPK_KEY_SITU_BETA, 1), NO_KEY(MPK_KEY_SITU_LINEAR_BETA, 0)
 
 /* The keys of a family that takes the best of its scores over all experts: no groups, no latent space, no SiTU. */
-#define PLAIN_KEYS(hidden, layers, experts, top_k, score)                                                    \
+#define PLAIN_KEYS(hidden, layers, experts, top_k, score) \
+    {MPK_KEY_TOP_K, top_k, MPK_KIND_COUNT, true, 0}, PLAIN_KEYS_BUT_K(hidden, layers, experts, score)
+#define PLAIN_KEYS_BUT_K(hidden, layers, experts, score)                                                     \
     {MPK_KEY_HIDDEN, hidden, MPK_KIND_COUNT, true, 0}, {MPK_KEY_LAYERS, layers, MPK_KIND_COUNT, true, 0},    \
         NO_KEY(MPK_KEY_FIRST_DENSE, 0), NO_KEY(MPK_KEY_LAYER_STEP, 1), NO_KEY(MPK_KEY_LAYER_TYPES, 0),       \
-        NO_KEY(MPK_KEY_MTP, 0), {MPK_KEY_EXPERTS, experts, MPK_KIND_COUNT, true, 0},                         \
-        {MPK_KEY_TOP_K, top_k, MPK_KIND_COUNT, true, 0}, NO_LATENT, NO_SITU, NO_KEY(MPK_KEY_SCORE, (score)), \
-        NO_KEY(MPK_KEY_METHOD, MPK_METHOD_BEST), NO_KEY(MPK_KEY_GROUPED, 0), NO_KEY(MPK_KEY_GROUPS, 1),      \
-        NO_KEY(MPK_KEY_GROUPS_KEPT, 1), NO_KEY(MPK_KEY_SCALE, 1)
+        NO_KEY(MPK_KEY_MTP, 0), {MPK_KEY_EXPERTS, experts, MPK_KIND_COUNT, true, 0}, NO_LATENT, NO_SITU,     \
+        NO_KEY(MPK_KEY_SCORE, (score)), NO_KEY(MPK_KEY_METHOD, MPK_METHOD_BEST), NO_KEY(MPK_KEY_GROUPED, 0), \
+        NO_KEY(MPK_KEY_GROUPS, 1), NO_KEY(MPK_KEY_GROUPS_KEPT, 1), NO_KEY(MPK_KEY_SCALE, 1)
 
 /* The families, in files by kinship. */
 extern const mpk_family mpk_family_kimi_k3, mpk_family_kimi_linear; /* families_kimi.c */
@@ -120,5 +121,6 @@ extern const mpk_family mpk_family_mixtral, mpk_family_qwen3_moe, mpk_family_olm
 extern const mpk_family mpk_family_qwen2_moe, mpk_family_qwen3_next, mpk_family_qwen3_5_moe; /* families_qwen.c */
 extern const mpk_family mpk_family_gpt_oss, mpk_family_granitemoe, mpk_family_llama4;        /* families_fused.c */
 extern const mpk_family mpk_family_dbrx, mpk_family_phimoe;                                  /* families_fused.c */
+extern const mpk_family mpk_family_nemotron_h, mpk_family_switch, mpk_family_deepseek_v4;
 
 #endif

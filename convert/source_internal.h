@@ -8,8 +8,6 @@
 #include "config.h"
 #include "source.h"
 
-#define MPK_STACKS 4
-
 /* Memory that is freed all at once. */
 typedef struct mpk_arena mpk_arena;
 mpk_arena *mpk_arena_new(void);
@@ -99,5 +97,7 @@ moepack_status mpk_source_check_shape(mpk_opening *o, uint32_t tensor, const mpk
                                       mpk_fusion fusion);
 /* Encoding of a dense tensor; MOEPACK_ENC_NONE if its dtype has none. */
 moepack_encoding mpk_dense_encoding(moepack_dtype dtype);
+/* The same for tables of expert ids. */
+moepack_encoding mpk_table_encoding(moepack_dtype dtype);
 
 #endif

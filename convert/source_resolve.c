@@ -20,9 +20,10 @@ uint32_t mpk_source_block_of(const mpk_source_state *state, const mpk_name *name
 {
     if (name->kind == MPK_NAME_TRUNK) return MOEPACK_NO_BLOCK;
     uint32_t stack = (uint32_t)state->family->prefixes[name->prefix].stack, number = name->layer;
-    if (stack == MOEPACK_STACK_MAIN && number >= state->config.layers) {
+    uint64_t main_layers = state->config.stack[MOEPACK_STACK_MAIN].count;
+    if (stack == MOEPACK_STACK_MAIN && number >= main_layers) {
         stack = MOEPACK_STACK_MTP;
-        number -= (uint32_t)state->config.layers;
+        number -= (uint32_t)main_layers;
     }
     uint32_t low = 0, high = state->open.block_count;
     while (low < high) {
@@ -78,17 +79,28 @@ static moepack_status choose_prefixes(mpk_opening *o)
                  family->prefixes[*chosen].pattern, family->prefixes[name.prefix].pattern);
         return mpk_source_blame(o, MOEPACK_E_UNSUPPORTED, UINT32_MAX, name_at(o, i));
     }
-    if (o->prefix[MOEPACK_STACK_MAIN] != UINT32_MAX) return MOEPACK_OK;
+    for (size_t s = 0; s < MPK_STACKS; s++)
+        if (o->prefix[s] != UINT32_MAX) return MOEPACK_OK;
     mpk_fail(o->error, MOEPACK_E_INCOMPLETE, "no tensor of a MoE block was found; %s names them %s...", family->name,
              family->prefixes[0].pattern);
     mpk_error_file(o->error, o->source->dir);
     return MOEPACK_E_INCOMPLETE;
 }
 
+/* Only layers of configs that list layers can be. */
+static bool is_hashed(const mpk_config *config, uint64_t layer)
+{
+    return layer < MPK_LISTED_LAYERS && (config->hashed[layer / 64] >> layer % 64 & 1);
+}
+
 static moepack_status add_block(mpk_opening *o, moepack_stack stack, uint64_t number, uint64_t layer)
 {
     mpk_source_block *block = &o->source->blocks[o->source->block_count];
-    const char *pattern = o->state->family->prefixes[o->prefix[MOEPACK_STACK_MAIN]].pattern;
+    const mpk_family *family = o->state->family;
+    uint32_t prefix = o->prefix[stack == MOEPACK_STACK_MTP ? MOEPACK_STACK_MAIN : stack];
+    for (uint32_t p = 0; prefix == UINT32_MAX; p++) /* the source lacks this stack; its first name serves the message */
+        if (family->prefixes[p].stack == stack) prefix = p;
+    const char *pattern = family->prefixes[prefix].pattern;
     size_t size = mpk_pattern_fill(pattern, layer, NULL, 0) + 1;
     block->prefix = mpk_arena_alloc(o->source->arena, size);
     if (!block->prefix) return mpk_source_oom(o);
@@ -96,6 +108,7 @@ static moepack_status add_block(mpk_opening *o, moepack_stack stack, uint64_t nu
     block->stack = stack;
     block->number = (uint32_t)number;
     block->experts = (uint32_t)o->state->config.size[MPK_E];
+    block->policy = stack == MOEPACK_STACK_MAIN && is_hashed(&o->state->config, number);
     mpk_block_label(stack, block->number, block->label);
     o->source->block_count++;
     return MOEPACK_OK;
@@ -109,7 +122,9 @@ static bool has_later_layers(const mpk_opening *o)
     uint64_t number;
     snprintf(layer, sizeof layer, "%.*s.", (int)(strchr(pattern, '}') + 1 - pattern), pattern);
     for (size_t i = 0; i < name_count(o); i++) {
-        if (mpk_pattern_match(layer, name_at(o, i), &number, &rest) && number >= o->state->config.layers) return true;
+        if (mpk_pattern_match(layer, name_at(o, i), &number, &rest) &&
+            number >= o->state->config.stack[MOEPACK_STACK_MAIN].count)
+            return true;
     }
     return false;
 }
@@ -117,29 +132,29 @@ static bool has_later_layers(const mpk_opening *o)
 /* Layers behind the last predict further tokens. They have the names of any other layer, or we do not know them. */
 static moepack_status check_mtp(mpk_opening *o)
 {
-    mpk_config *config = &o->state->config;
+    mpk_layers *mtp = &o->state->config.stack[MOEPACK_STACK_MTP];
+    const uint64_t layers = o->state->config.stack[MOEPACK_STACK_MAIN].count;
     const char *key = mpk_config_key_name(o->state->family, MPK_KEY_MTP);
-    if (config->mtp_layers == 0) return MOEPACK_OK;
+    if (mtp->count == 0) return MOEPACK_OK;
     if (o->state->family->mtp_may_lack && !has_later_layers(o)) {
-        mpk_source_warn(o, "%s is %" PRIu64 ", but the source has no tensor of such a layer", key, config->mtp_layers);
-        config->mtp_layers = 0;
+        mpk_source_warn(o, "%s is %" PRIu64 ", but the source has no tensor of such a layer", key, mtp->count);
+        mtp->count = 0;
         return MOEPACK_OK;
     }
-    uint8_t *seen = calloc((size_t)config->mtp_layers, 1);
+    uint8_t *seen = calloc((size_t)mtp->count, 1);
     if (!seen) return mpk_source_oom(o);
     for (size_t i = 0; i < name_count(o); i++) {
         mpk_name name;
         mpk_family_match(o->state->family, name_at(o, i), &name);
         if (name.kind != MPK_NAME_ROLE && name.kind != MPK_NAME_EXPERT) continue;
-        if (name.layer >= config->layers && name.layer - config->layers < config->mtp_layers)
-            seen[name.layer - config->layers] = 1;
+        if (name.layer >= layers && name.layer - layers < mtp->count) seen[name.layer - layers] = 1;
     }
-    const uint8_t *hole = memchr(seen, 0, (size_t)config->mtp_layers);
-    uint64_t layer = hole ? config->layers + (uint64_t)(hole - seen) : 0;
+    const uint8_t *hole = memchr(seen, 0, (size_t)mtp->count);
+    uint64_t layer = hole ? layers + (uint64_t)(hole - seen) : 0;
     free(seen);
     if (!hole) return MOEPACK_OK;
     mpk_fail(o->error, MOEPACK_E_UNSUPPORTED, "%s is %" PRIu64 ", but no MoE block is found for layer %" PRIu64, key,
-             config->mtp_layers, layer);
+             mtp->count, layer);
     mpk_error_file(o->error, o->source->dir);
     return MOEPACK_E_UNSUPPORTED;
 }
@@ -166,23 +181,26 @@ static moepack_status check_claims(mpk_opening *o, uint64_t blocks)
 
 static moepack_status make_blocks(mpk_opening *o)
 {
-    const mpk_config *config = &o->state->config;
-    uint64_t main_blocks = mpk_config_moe_count(config); /* at least one: config.c made sure */
-    moepack_status status = check_claims(o, main_blocks + config->mtp_layers);
+    const mpk_layers *stacks = o->state->config.stack;
+    uint64_t claimed = 0; /* at least one, and each count is below 2^32: config_layers.c made sure */
+    for (size_t s = 0; s < MPK_STACKS; s++) claimed += mpk_layers_moe_count(&stacks[s]);
+    moepack_status status = check_claims(o, claimed);
     if (!status) status = check_mtp(o);
     if (status) return status;
-    size_t blocks = (size_t)(main_blocks + config->mtp_layers), roles = o->state->family->role_count;
+    size_t blocks = 0, roles = o->state->family->role_count;
+    for (size_t s = 0; s < MPK_STACKS; s++) blocks += (size_t)mpk_layers_moe_count(&stacks[s]);
     o->source->blocks = calloc(blocks, sizeof *o->source->blocks);
     o->form = malloc(blocks * sizeof *o->form);
     o->role_tensor = malloc(blocks * roles * sizeof *o->role_tensor);
     if (!o->source->blocks || !o->form || !o->role_tensor) return mpk_source_oom(o);
     memset(o->form, 0xFF, blocks * sizeof *o->form);
     memset(o->role_tensor, 0xFF, blocks * roles * sizeof *o->role_tensor);
-    for (uint64_t layer = mpk_config_next_moe(config, 0); layer < config->layers && !status;
-         layer = mpk_config_next_moe(config, layer + 1))
-        status = add_block(o, MOEPACK_STACK_MAIN, layer, layer);
-    for (uint64_t i = 0; i < config->mtp_layers && !status; i++)
-        status = add_block(o, MOEPACK_STACK_MTP, i, config->layers + i);
+    const uint64_t behind = stacks[MOEPACK_STACK_MAIN].count; /* prediction layers count on from there */
+    for (uint32_t stack = 0; stack < MPK_STACKS && !status; stack++) {
+        const mpk_layers *layers = &stacks[stack];
+        for (uint64_t i = mpk_layers_next(layers, 0); i < layers->count && !status; i = mpk_layers_next(layers, i + 1))
+            status = add_block(o, (moepack_stack)stack, i, stack == MOEPACK_STACK_MTP ? behind + i : i);
+    }
     return status;
 }
 
@@ -242,6 +260,9 @@ static bool role_wanted(const moepack_policy *policy, mpk_when when, mpk_key *ke
         return policy->shared_width != 0 && policy->shared_gate != MOEPACK_SHARED_GATE_NONE;
     case MPK_IF_LOGIT_BIAS:
         return policy->logit_bias != 0;
+    case MPK_IF_TOKEN_TABLE:
+        *key = MPK_KEY_LAYER_TYPES;
+        return policy->token_ids != 0;
     }
     return false;
 }
@@ -251,17 +272,19 @@ static moepack_status assign_role(mpk_opening *o, uint32_t tensor, uint32_t bloc
     mpk_source_tensor *t = &o->source->tensors[tensor];
     const mpk_family *family = o->state->family;
     mpk_key key = MPK_KEY_COUNT;
-    if (!role_wanted(&o->state->config.policy, role->when, &key)) {
+    if (!role_wanted(&o->source->policies[o->source->blocks[block].policy].policy, role->when, &key)) {
         mpk_fail(o->error, MOEPACK_E_CORRUPT, "config.json (%s) says that there is no such tensor",
                  mpk_config_key_name(family, key));
         return blame_tensor(o, MOEPACK_E_CORRUPT, tensor);
     }
     moepack_status status = mpk_source_check_shape(o, tensor, role->dims, role->rank, MPK_SEPARATE);
     if (status) return status;
-    moepack_encoding encoding = mpk_dense_encoding((moepack_dtype)t->dtype);
+    bool table = role->role == MOEPACK_ROLE_TOKEN_TABLE;
+    moepack_encoding encoding =
+        table ? mpk_table_encoding((moepack_dtype)t->dtype) : mpk_dense_encoding((moepack_dtype)t->dtype);
     if (encoding == MOEPACK_ENC_NONE) {
-        mpk_fail(o->error, MOEPACK_E_UNSUPPORTED, "dtype is %s; supported here: BF16, F16, F32",
-                 moepack_dtype_name((moepack_dtype)t->dtype));
+        mpk_fail(o->error, MOEPACK_E_UNSUPPORTED, "dtype is %s; supported here: %s",
+                 moepack_dtype_name((moepack_dtype)t->dtype), table ? "I64, I32" : "BF16, F16, F32");
         return blame_tensor(o, MOEPACK_E_UNSUPPORTED, tensor);
     }
     uint32_t *slot = &o->role_tensor[block * family->role_count + (uint32_t)(role - family->roles)];
@@ -362,10 +385,11 @@ static moepack_status outside(mpk_opening *o, uint32_t tensor, const mpk_name *n
     const mpk_config *config = &o->state->config;
     const mpk_family *family = o->state->family;
     if (name->kind == MPK_NAME_OTHER) return MOEPACK_OK; /* dense layers may share the prefix */
-    if (name->layer >= config->layers) {
+    const mpk_layers *layers = &config->stack[family->prefixes[name->prefix].stack];
+    if (name->layer >= layers->count) {
         mpk_fail(o->error, MOEPACK_E_UNSUPPORTED, "layer %" PRIu32 " is beyond %s %" PRIu64 " and %s %" PRIu64,
-                 name->layer, mpk_config_key_name(family, MPK_KEY_LAYERS), config->layers,
-                 mpk_config_key_name(family, MPK_KEY_MTP), config->mtp_layers);
+                 name->layer, mpk_config_key_name(family, MPK_KEY_LAYERS), layers->count,
+                 mpk_config_key_name(family, MPK_KEY_MTP), config->stack[MOEPACK_STACK_MTP].count);
         return blame_tensor(o, MOEPACK_E_UNSUPPORTED, tensor);
     }
     char rule[160];
@@ -439,7 +463,7 @@ static moepack_status check_block(mpk_opening *o, uint32_t block)
     const mpk_source_block *b = &o->source->blocks[block];
     for (uint32_t r = 0; r < family->role_count; r++) {
         mpk_key key;
-        if (!role_wanted(&o->state->config.policy, family->roles[r].when, &key)) continue;
+        if (!role_wanted(&o->source->policies[b->policy].policy, family->roles[r].when, &key)) continue;
         if (o->role_tensor[block * family->role_count + r] == MPK_NO_TENSOR)
             return missing(o, b, family->roles[r].name, -1);
     }
@@ -507,19 +531,29 @@ static moepack_status override(mpk_opening *o, const char *text, mpk_source_poli
     return MOEPACK_OK;
 }
 
-/* All blocks of a family so far route alike, so there is one record. */
-static moepack_status make_policies(mpk_opening *o)
+static moepack_status make_policy(mpk_opening *o, mpk_source_policy *policy)
 {
-    o->source->policies = calloc(1, sizeof *o->source->policies);
-    if (!o->source->policies) return mpk_source_oom(o);
-    o->source->policy_count = 1;
-    mpk_source_policy *policy = &o->source->policies[0];
-    policy->policy = o->state->config.policy;
     moepack_status status = MOEPACK_OK;
     for (size_t i = 0; i < o->options->policy_count && !status; i++)
         status = override(o, o->options->policy[i], policy);
     if (status || o->options->policy_count == 0) return status;
     return moepack_policy_check(&policy->policy, o->state->config.size[MPK_E], o->error);
+}
+
+/* One record for all blocks, and a second one where some choose experts by token id: they have a table and no bias. */
+static moepack_status make_policies(mpk_opening *o)
+{
+    bool hashed = false;
+    for (uint32_t b = 0; b < o->source->block_count; b++) hashed = hashed || o->source->blocks[b].policy != 0;
+    o->source->policies = calloc(2, sizeof *o->source->policies);
+    if (!o->source->policies) return mpk_source_oom(o);
+    o->source->policy_count = hashed ? 2 : 1;
+    for (uint32_t i = 0; i < 2; i++) o->source->policies[i].policy = o->state->config.policy;
+    o->source->policies[1].policy.select = MOEPACK_SELECT_TOKEN_TABLE;
+    o->source->policies[1].policy.token_ids = 1;
+    moepack_status status = MOEPACK_OK;
+    for (uint32_t i = 0; i < o->source->policy_count && !status; i++) status = make_policy(o, &o->source->policies[i]);
+    return status;
 }
 
 /* ------------------------------------------------------------------------------------------------ all of it */

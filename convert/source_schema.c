@@ -114,3 +114,10 @@ moepack_encoding mpk_dense_encoding(moepack_dtype dtype)
         return MOEPACK_ENC_NONE;
     }
 }
+
+moepack_encoding mpk_table_encoding(moepack_dtype dtype)
+{
+    return dtype == MOEPACK_DTYPE_I64   ? MOEPACK_ENC_I64
+           : dtype == MOEPACK_DTYPE_I32 ? MOEPACK_ENC_I32
+                                        : MOEPACK_ENC_NONE;
+}

@@ -61,11 +61,11 @@ static void published_values(void **state)
     assert_string_equal(c.family->name, "kimi_k3");
     assert_string_equal(c.model_type, "kimi_k3");
     assert_string_equal(c.quant, "mxfp4-pack-quantized");
-    assert_int_equal(c.layers, 93);
-    assert_false(mpk_config_is_moe(&c, 0));
-    assert_true(mpk_config_is_moe(&c, 1));
-    assert_true(mpk_config_is_moe(&c, 92));
-    assert_false(mpk_config_is_moe(&c, 93));
+    assert_int_equal(c.stack[0].count, 93);
+    assert_false(mpk_layers_is_moe(&c.stack[0], 0));
+    assert_true(mpk_layers_is_moe(&c.stack[0], 1));
+    assert_true(mpk_layers_is_moe(&c.stack[0], 92));
+    assert_false(mpk_layers_is_moe(&c.stack[0], 93));
     assert_int_equal(c.size[MPK_E], 896);
     assert_int_equal(c.size[MPK_S], 6144);
     assert_int_equal(p->hidden, 7168);
@@ -133,12 +133,12 @@ static void optional_values(void **state)
     assert_string_equal(read_ok("{\"quantization_config\":null}").quant, "");
 
     c = read_ok("{\"first_k_dense_replace\":3,\"moe_layer_freq\":2}");
-    assert_false(mpk_config_is_moe(&c, 3));
-    assert_true(mpk_config_is_moe(&c, 4));
-    assert_false(mpk_config_is_moe(&c, 5));
+    assert_false(mpk_layers_is_moe(&c.stack[0], 3));
+    assert_true(mpk_layers_is_moe(&c.stack[0], 4));
+    assert_false(mpk_layers_is_moe(&c.stack[0], 5));
     c = read_ok("{\"first_k_dense_replace\":\"-\",\"moe_layer_freq\":\"-\"}");
-    assert_true(mpk_config_is_moe(&c, 0));
-    assert_int_equal(read_ok("{\"num_nextn_predict_layers\":2}").mtp_layers, 2);
+    assert_true(mpk_layers_is_moe(&c.stack[0], 0));
+    assert_int_equal(read_ok("{\"num_nextn_predict_layers\":2}").stack[MOEPACK_STACK_MTP].count, 2);
 }
 
 static void groups_act_only_when_several_are_dropped(void **state)

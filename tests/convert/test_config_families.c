@@ -138,7 +138,7 @@ static void keys_act(void **state)
     assert_int_equal(read_ok(DEEPSEEK_V3, "{\"model_type\":\"kimi_k2\"}").policy.groups, 8);
     assert_int_equal(read_ok(DEEPSEEK_V3, "{\"n_group\":1,\"topk_group\":1}").policy.groups, 1);
     assert_int_equal(read_ok(DEEPSEEK_V3, "{\"topk_group\":8}").policy.groups, 1);
-    assert_int_equal(read_ok(DEEPSEEK_V3, "{\"num_nextn_predict_layers\":1}").mtp_layers, 1);
+    assert_int_equal(read_ok(DEEPSEEK_V3, "{\"num_nextn_predict_layers\":1}").stack[MOEPACK_STACK_MTP].count, 1);
     /* Greedy ignores groups, also such as cannot be. */
     assert_int_equal(read_ok(DEEPSEEK_V2, "{\"topk_method\":\"greedy\"}").policy.groups, 1);
     assert_int_equal(read_ok(DEEPSEEK_V2, "{\"topk_method\":\"greedy\",\"n_group\":7}").policy.groups, 1);
@@ -162,17 +162,17 @@ static unsigned moe_layers(int which, const char *patch)
 {
     mpk_config c = read_ok(which, patch);
     unsigned bits = 0, count = 0;
-    for (unsigned layer = 0; layer < c.layers; layer++) {
-        if (!mpk_config_is_moe(&c, layer)) continue;
+    for (unsigned layer = 0; layer < c.stack[0].count; layer++) {
+        if (!mpk_layers_is_moe(&c.stack[0], layer)) continue;
         bits |= 1u << layer;
         count++;
     }
-    assert_int_equal(mpk_config_moe_count(&c), count);
-    assert_false(mpk_config_is_moe(&c, c.layers));
-    for (unsigned layer = 0; layer < c.layers; layer++) {
+    assert_int_equal(mpk_layers_moe_count(&c.stack[0]), count);
+    assert_false(mpk_layers_is_moe(&c.stack[0], c.stack[0].count));
+    for (unsigned layer = 0; layer < c.stack[0].count; layer++) {
         unsigned next = layer;
-        while (next < c.layers && !(bits >> next & 1)) next++;
-        assert_int_equal(mpk_config_next_moe(&c, layer), next);
+        while (next < c.stack[0].count && !(bits >> next & 1)) next++;
+        assert_int_equal(mpk_layers_next(&c.stack[0], layer), next);
     }
     return bits;
 }
@@ -196,11 +196,11 @@ static void layers(void **state)
     assert_int_equal(
         moe_layers(GLM4, "{\"mlp_layer_types\":[\"dense\",\"sparse\",\"sparse\",\"sparse\",\"sparse\",\"sparse\"]}"),
         0x3E);
-    assert_int_equal(mpk_config_moe_count(&(mpk_config){.layers = 4000000000u, .first_dense = 1, .layer_step = 3}),
+    assert_int_equal(mpk_layers_moe_count(&(mpk_layers){.count = 4000000000u, .first_dense = 1, .step = 3}),
                      1333333333);
     mpk_config big = read_ok(QWEN3, "{\"num_hidden_layers\":4096,\"mlp_only_layers\":[4095]}");
-    assert_int_equal(mpk_config_moe_count(&big), 4095);
-    assert_int_equal(mpk_config_next_moe(&big, 4095), 4096);
+    assert_int_equal(mpk_layers_moe_count(&big.stack[0]), 4095);
+    assert_int_equal(mpk_layers_next(&big.stack[0], 4095), 4096);
 }
 
 static void wrong_values_are_named(void **state)
@@ -256,7 +256,9 @@ static void wrong_values_are_named(void **state)
          "mlp_layer_types has 2 entries, num_hidden_layers is 6"},
         {GLM4, "{\"mlp_layer_types\":[\"dense\",\"sparse\",\"sparse\",\"dense\",\"sparse\",\"sparse\"]}",
          MOEPACK_E_CORRUPT, "mlp_layer_types makes layer 3 dense, against first_k_dense_replace 1"},
-        {GLM4, "{\"mlp_layer_types\":[\"moe\"]}", MOEPACK_E_CORRUPT, "not a list of \"dense\" and \"sparse\""},
+        {GLM4, "{\"mlp_layer_types\":[1]}", MOEPACK_E_CORRUPT, "not a list of types of layers"},
+        {GLM4, "{\"mlp_layer_types\":[\"dense\",\"moe\",\"moe\",\"moe\",\"moe\",\"moe\"]}", MOEPACK_E_UNSUPPORTED,
+         "mlp_layer_types has a layer of type \"moe\"; known for glm4_moe: dense, sparse"},
         {GLM4, "{\"mlp_layer_types\":\"sparse\"}", MOEPACK_E_CORRUPT, "mlp_layer_types is \"sparse\""},
         {GLM4, "{\"quantization_config\":{\"quant_method\":\"fp8\"}}", MOEPACK_E_UNSUPPORTED,
          "quant_method is \"fp8\"; supported: none for this family"},

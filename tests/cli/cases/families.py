@@ -14,19 +14,22 @@ FIXTURES = [
     ("deepseek_v3", "deepseek_v3"), ("qwen3_moe", "qwen3_moe"), ("olmoe", "olmoe"), ("glm4_moe", "glm4_moe"),
     ("kimi_linear", "kimi_linear"), ("kimi_linear_tf5", "kimi_linear"), ("mixtral_tf5_fused", "mixtral"), ("qwen2_moe", "qwen2_moe"),
     ("qwen3_next", "qwen3_next"), ("qwen3_5_moe", "qwen3_5_moe"), ("gpt_oss", "gpt_oss"), ("gpt_oss_bf16", "gpt_oss"),
-    ("granitemoe", "granitemoe"), ("llama4", "llama4"), ("dbrx", "dbrx"), ("phimoe", "phimoe"),
+    ("granitemoe", "granitemoe"), ("llama4", "llama4"), ("dbrx", "dbrx"), ("phimoe", "phimoe"), ("nemotron_h_latent", "nemotron_h"),
+    ("nemotron_h_nano", "nemotron_h"), ("switch_transformers", "switch_transformers"), ("switch_transformers_f32", "switch_transformers"),
+    ("deepseek_v4", "deepseek_v4"),
 ]
 
 # Converted, and not computed yet: what run must say.
 NOT_COMPUTED = {
     "qwen2_moe": "shared_gate", "qwen3_next": "shared_gate", "qwen3_5_moe": "shared_gate", "gpt_oss": "layer", "gpt_oss_bf16": "layer",
-    "granitemoe": "softmax_selected", "llama4": "sigmoid_selected", "phimoe": "sparsemixer",
+    "granitemoe": "softmax_selected", "llama4": "sigmoid_selected", "phimoe": "sparsemixer", "nemotron_h_latent": "relu2", "nemotron_h_nano": "relu2",
+    "switch_transformers": "relu", "switch_transformers_f32": "relu", "deepseek_v4": "sqrt_softplus",
 }
 
 # rel-L2 against y_f64 (tests/fixtures/README.md).
 LIMITS = {"f32": 2e-6, "bf16": 5e-3}
 
-REFUSED = ["qwen3_vl_moe", "deepseek_v4", "minimax_m2", "nemotron_h", "switch_transformers"]
+REFUSED = ["qwen3_vl_moe", "minimax_m2"]
 
 
 # ---- helpers
