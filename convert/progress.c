@@ -23,7 +23,7 @@ double mpk_seconds(void)
 
 bool mpk_cancelled(const moepack_callbacks *callbacks)
 {
-    return callbacks && callbacks->cancel && *callbacks->cancel != 0;
+    return callbacks && callbacks->cancel && __atomic_load_n(callbacks->cancel, __ATOMIC_RELAXED) != 0;
 }
 
 void mpk_meter_init(mpk_meter *meter, const moepack_callbacks *callbacks)

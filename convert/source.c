@@ -129,7 +129,7 @@ static moepack_status read_headers(mpk_opening *o)
 {
     const moepack_callbacks *callbacks = o->options->callbacks;
     for (uint32_t f = 0; f < o->map.shard_count; f++) {
-        if (callbacks && callbacks->cancel && *callbacks->cancel)
+        if (callbacks && callbacks->cancel && __atomic_load_n(callbacks->cancel, __ATOMIC_RELAXED) != 0)
             return mpk_fail(o->error, MOEPACK_E_INTERRUPTED, "interrupted while reading headers");
         char *path = mpk_source_path(o, o->source->files[f].name);
         if (!path) return mpk_source_oom(o);

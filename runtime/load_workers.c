@@ -43,7 +43,7 @@ static void *loop_thread(void *arg)
         if (i >= l->count) break;
         moepack_error error = {0};
         moepack_status status = MOEPACK_OK;
-        if (l->cancel != NULL && *l->cancel != 0)
+        if (l->cancel != NULL && __atomic_load_n(l->cancel, __ATOMIC_RELAXED) != 0)
             status = mpk_fail(&error, MOEPACK_E_INTERRUPTED, "interrupted");
         else
             status = l->work(l->context, i, &error);

@@ -203,7 +203,8 @@ static void *work(void *argument)
     while (take(p, &c)) {
         uint64_t asked;
         moepack_status status = MOEPACK_OK;
-        if (o->cancel != NULL && *o->cancel != 0) status = mpk_fail(&error, MOEPACK_E_INTERRUPTED, "interrupted");
+        if (o->cancel != NULL && __atomic_load_n(o->cancel, __ATOMIC_RELAXED) != 0)
+            status = mpk_fail(&error, MOEPACK_E_INTERRUPTED, "interrupted");
         if (status == MOEPACK_OK) status = read_chunk(p, &c, bounce, &asked, &error);
         if (status == MOEPACK_OK && arrived(p, &c, asked) && o->done != NULL)
             status = o->done(o->user, &p->spans[c.span], &error);

@@ -143,7 +143,7 @@ static void on_progress(void *user, uint64_t done, uint64_t total)
     assert_true(done <= total);
     log->last = done;
     log->total = total;
-    if (++log->calls == log->cancel_at) log->cancel = 1;
+    if (++log->calls == log->cancel_at) __atomic_store_n(&log->cancel, 1, __ATOMIC_RELAXED);
 }
 
 static void progress_and_cancel(void **state)
