@@ -98,12 +98,13 @@ static moepack_status execute(mpk_job *j, size_t tokens, const mpk_layer_options
         return mpk_fail(error, MOEPACK_E_USAGE,
                         "the workspace of %zu bytes is too small or not aligned; %zu are needed",
                         options->workspace_size, bytes);
-    void *memory = own ? aligned_alloc(MPK_VIEW_ALIGNMENT, bytes) : options->workspace;
+    mpk_spare *spare = options != NULL ? options->spare : NULL;
+    void *memory = own ? mpk_spare_take(spare, bytes) : options->workspace;
     if (memory == NULL)
         return mpk_fail(error, MOEPACK_E_REFUSED, "no memory for %zu bytes of intermediate results", bytes);
     mpk_job_place(j, memory);
     run_chunks(j, tokens);
-    if (own) free(memory);
+    if (own) mpk_spare_give(spare, memory);
     if (j->missing_expert < 0) return MOEPACK_OK;
     mpk_fail(error, MOEPACK_E_INCOMPLETE, "token %zu selects expert %lld, which is not loaded", j->missing_token,
              (long long)j->missing_expert);

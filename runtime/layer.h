@@ -52,13 +52,23 @@ typedef enum mpk_compute {
 
 struct mpk_kernels; /* cpu/kernels.h */
 
+/* Scratch memory that waits for the next call, so that calls of the same size neither allocate nor meet fresh pages.
+ * Begins zeroed. Any number of threads may use one: a call that finds it taken allocates. Holds one piece, of at most
+ * 64 MiB (a K3 layer of about 100 tokens). */
+typedef struct mpk_spare {
+    _Atomic(void *) memory;
+} mpk_spare;
+
+void mpk_spare_free(mpk_spare *spare);
+
 /* A zeroed record is valid and means the defaults. */
 typedef struct mpk_layer_options {
     mpk_compute compute;
     unsigned threads;                  /* 0: what OpenMP would use */
     const struct mpk_kernels *kernels; /* NULL: the best family of this processor */
-    void *workspace;       /* caller's scratch, aligned to MPK_VIEW_ALIGNMENT; NULL: one allocation per call */
-    size_t workspace_size; /* at least mpk_layer_workspace_size() */
+    void *workspace;                   /* caller's scratch, aligned to MPK_VIEW_ALIGNMENT; NULL: of `spare` */
+    size_t workspace_size;             /* at least mpk_layer_workspace_size() */
+    mpk_spare *spare;                  /* where scratch comes from without a workspace; NULL: one allocation per call */
 } mpk_layer_options;
 
 /* Where results go; all row-major, no alignment needed. Any pointer may be NULL. */

@@ -95,6 +95,10 @@ typedef struct mpk_job {
 /* Chooses the chunk and returns the bytes it needs, 0 on overflow. */
 size_t mpk_job_plan(mpk_job *j, size_t tokens);
 
+/* Scratch memory of at least that size, NULL where there is none; and its return. `spare` may be NULL. */
+void *mpk_spare_take(mpk_spare *spare, size_t bytes);
+void mpk_spare_give(mpk_spare *spare, void *memory);
+
 /* Points the arrays of the planned chunk into `base`, of that many bytes. */
 void mpk_job_place(mpk_job *j, void *base);
 

@@ -3,6 +3,9 @@
 #include "layer_job.h"
 #include "router.h"
 
+#include <stdatomic.h>
+#include <stdlib.h>
+
 /* Tokens worked off together at most: beyond this, reading weights again costs little next to the arithmetic. */
 #define CHUNK_TOKENS 512
 /* And fewer where their intermediate results would need more memory than this. */
@@ -84,4 +87,40 @@ void mpk_job_place(mpk_job *j, void *base)
 {
     arena memory = {.base = base};
     lay_out(j, &memory);
+}
+
+/* ------------------------------------------------------------------------------------------------ spare memory */
+
+#define SPARE_BYTES ((size_t)64 << 20)
+
+/* Before the memory that is handed out: how much it is. */
+typedef union spare_header {
+    size_t bytes;
+    uint8_t line[MPK_VIEW_ALIGNMENT];
+} spare_header;
+
+void *mpk_spare_take(mpk_spare *spare, size_t bytes)
+{
+    spare_header *at = spare != NULL ? atomic_exchange(&spare->memory, NULL) : NULL;
+    if (at == NULL || at->bytes < bytes) {
+        free(at);
+        if (bytes > PTRDIFF_MAX - sizeof *at) return NULL;
+        const size_t whole = (bytes + sizeof *at + MPK_VIEW_ALIGNMENT - 1) / MPK_VIEW_ALIGNMENT * MPK_VIEW_ALIGNMENT;
+        at = aligned_alloc(MPK_VIEW_ALIGNMENT, whole);
+        if (at == NULL) return NULL;
+        at->bytes = bytes;
+    }
+    return at + 1;
+}
+
+void mpk_spare_give(mpk_spare *spare, void *memory)
+{
+    spare_header *at = (spare_header *)memory - 1;
+    if (spare != NULL && at->bytes <= SPARE_BYTES) at = atomic_exchange(&spare->memory, at);
+    free(at);
+}
+
+void mpk_spare_free(mpk_spare *spare)
+{
+    free(atomic_exchange(&spare->memory, NULL));
 }

@@ -338,9 +338,10 @@ moepack_status moepack_load_create(moepack_pack *pack, const moepack_placement *
     load->dense = plan->dense;
     load->router_only = plan->router_only;
     load->mappings = calloc((size_t)moepack_index_shards(load->index) + 1, sizeof *load->mappings);
+    load->spare = calloc(1, sizeof *load->spare);
     job.load = load;
-    status =
-        load->mappings == NULL ? mpk_fail(error, MOEPACK_E_REFUSED, "out of memory") : run_job(&job, placement, error);
+    status = load->mappings == NULL || load->spare == NULL ? mpk_fail(error, MOEPACK_E_REFUSED, "out of memory")
+                                                           : run_job(&job, placement, error);
     if (report != NULL) fill_report(&job, started, report);
     free(job.order);
     free(job.checked);
@@ -366,6 +367,8 @@ void moepack_load_free(moepack_load *load)
     for (uint32_t s = 0; load->mappings != NULL && s < moepack_index_shards(load->index); s++)
         if (load->mappings[s].map != NULL) munmap(load->mappings[s].map, load->mappings[s].size);
     free(load->mappings);
+    if (load->spare != NULL) mpk_spare_free(load->spare);
+    free(load->spare);
     free(load);
 }
 

@@ -83,6 +83,7 @@ struct moepack_load {
     size_t block_count;
     mpk_load_memory stored, moved;
     mpk_mapping *mappings; /* [shards] */
+    mpk_spare *spare;      /* scratch of runs; apart, because runs take the load as const */
 };
 
 /* The piece of a trunk tensor, NULL if it was not loaded. */

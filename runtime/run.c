@@ -158,7 +158,8 @@ static moepack_status prepare_call(call *c, bool router_suffices, moepack_error 
     if (c->given.router_bias != NULL) c->view.router_bias = c->given.router_bias;
     c->how =
         (mpk_layer_options){.compute = c->given.compute == MOEPACK_COMPUTE_F32 ? MPK_COMPUTE_F32 : MPK_COMPUTE_BF16,
-                            .threads = c->given.threads};
+                            .threads = c->given.threads,
+                            .spare = c->load->spare};
     return select_kernels(c->given.kernels, &c->how.kernels, error);
 }
 

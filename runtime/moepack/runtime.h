@@ -10,7 +10,7 @@
  *
  * Ownership: what a function returns through `**out` is freed by the function named beside it. A pack outlives its
  * plans and loads. Threads: a pack, placement or plan may be used by many threads; a load may be run by many threads at
- * once (each call uses its own scratch memory).
+ * once (each call uses its own scratch memory; a load keeps that of one call, at most 64 MiB, for the next).
  */
 #ifndef MOEPACK_RUNTIME_H
 #define MOEPACK_RUNTIME_H

@@ -236,6 +236,52 @@ static void test_layer_threads(void **state)
     free_layer(l);
 }
 
+/* Memory left by another call, smaller or larger, full of something else; and two calls at once. */
+typedef struct spare_run {
+    const small_layer *l;
+    const float *x;
+    mpk_spare *spare;
+    float *y[2][12];
+} spare_run;
+
+static void run_with_spare(void *context, unsigned worker)
+{
+    spare_run *r = context;
+    moepack_error error;
+    for (size_t i = 0; i < 12; i++) {
+        const mpk_layer_options options = {.threads = 1, .spare = r->spare};
+        const mpk_layer_output out = {.y = r->y[worker][i]};
+        if (mpk_layer_run(&r->l->view, r->x, 1 + i * 5 % 12, &options, out, &error) != MOEPACK_OK) abort();
+    }
+}
+
+static void test_spare_memory(void **state)
+{
+    (void)state;
+    mpk_spare spare = {NULL};
+    small_layer *l = make_layer();
+    float *x = layer_inputs(12), *expected = run_layer(l, x, 12, 1);
+    spare_run *r = test_alloc(sizeof *r);
+    *r = (spare_run){.l = l, .x = x, .spare = &spare};
+    for (int w = 0; w < 2; w++)
+        for (int i = 0; i < 12; i++) r->y[w][i] = test_alloc(12 * 331 * sizeof(float));
+    mpk_team_run(2, run_with_spare, r);
+    run_with_spare(r, 1); /* should the team have been one thread */
+    assert_non_null(atomic_load(&spare.memory));
+    const bool first_ran = r->y[0][0][0] != 0.0f;
+    for (int w = 0; w < 2; w++)
+        for (size_t i = 0; i < 12; i++) {
+            if (w == 1 || first_ran) test_same_bits(r->y[w][i], expected, (1 + i * 5 % 12) * 331, "with spare memory");
+            free(r->y[w][i]);
+        }
+    mpk_spare_free(&spare);
+    mpk_spare_free(&spare);
+    free(r);
+    free(expected);
+    free(x);
+    free_layer(l);
+}
+
 #ifndef MOEPACK_PTHREAD_TEAM
 static void test_layer_inside_a_region(void **state)
 {
@@ -265,6 +311,7 @@ int main(void)
         cmocka_unit_test(test_nothing_to_do),
         cmocka_unit_test(test_team),
         cmocka_unit_test(test_layer_threads),
+        cmocka_unit_test(test_spare_memory),
 #ifndef MOEPACK_PTHREAD_TEAM
         cmocka_unit_test(test_inside_a_region),
         cmocka_unit_test(test_layer_inside_a_region),
