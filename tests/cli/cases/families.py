@@ -327,6 +327,37 @@ def test_refused_tensors(ctx):
     refused(ctx, edited(ctx, "deepseek_v3", {"n_shared_experts": None}), 3, "n_shared_experts")
 
 
+def test_damaged_checkpoints(ctx):
+    """Of every fixture, one expert tensor and the router: absent, of another shape, of another type."""
+    def experts(found):
+        return sorted(name for name in found if "shared" not in name and ("experts" in name or "put_linear" in name))
+
+    def routers(found):
+        return sorted(name for name in found if name.endswith(("mlp.gate.weight", "moe.gate.weight", "mixer.gate.weight", "ffn.gate.weight",
+                                                               "router.weight", "router.layer.weight", "classifier.weight")))
+
+    def longer(tensor):
+        rows = tensor.shape[0]
+        return tensors.Tensor(tensor.dtype, [rows + 1] + tensor.shape[1:], tensor.data + tensor.data[:len(tensor.data) // rows])
+
+    def retyped(tensor):
+        return tensors.Tensor("I16", tensor.shape, bytes(2 * math.prod(tensor.shape)))
+
+    for fixture, _ in FIXTURES:
+        for pick in (experts, routers):
+            for code, damage in ((4, None), (3, longer), (5, retyped)):
+                named = []
+
+                def change(found):
+                    name = pick(found)[0]
+                    named.append(name)
+                    tensor = found.pop(name)
+                    if damage:
+                        found[name] = damage(tensor)
+
+                refused(ctx, edited(ctx, fixture, change=change), code, named and named[0] or "")
+
+
 def test_refused_configs(ctx):
     refused(ctx, edited(ctx, "deepseek_v2", {"norm_topk_prob": True}), 5, "norm_topk_prob is true")
     refused(ctx, edited(ctx, "qwen3_moe", {"num_experts_per_tok": 24}), 3, "num_experts_per_tok is 24")
