@@ -2,9 +2,9 @@
 #include "pipeline_jobs.h"
 
 #include "error.h"
+#include "io/machine.h"
 #include "progress.h"
 
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,59 +12,13 @@
 
 /* ---- how many threads ---- */
 
-static unsigned affinity_cores(void)
-{
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    if (sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) > 0) return (unsigned)CPU_COUNT(&set);
-    /* More cores than a cpu_set_t holds. */
-    long online = sysconf(_SC_NPROCESSORS_ONLN);
-    return online > 0 ? (unsigned)online : 1;
-}
-
-/* Cores that one cpu.max file ("QUOTA PERIOD" or "max PERIOD") allows, rounded up; `unlimited` where it says nothing.
- */
-static unsigned cpu_max_of(const char *path, unsigned unlimited)
-{
-    FILE *file = fopen(path, "re");
-    if (!file) return unlimited;
-    unsigned long long quota = 0, period = 0;
-    int fields = fscanf(file, "%llu %llu", &quota, &period);
-    fclose(file);
-    if (fields != 2 || period == 0) return unlimited;
-    unsigned long long cores = quota / period + (quota % period != 0);
-    return cores < 1 ? 1 : cores < unlimited ? (unsigned)cores : unlimited;
-}
-
-/* A limit may sit on any ancestor of the process's group, so the whole path up to the mount point is asked. */
-static unsigned cgroup_cores(unsigned unlimited)
-{
-    FILE *file = fopen("/proc/self/cgroup", "re");
-    if (!file) return unlimited;
-    char line[1024], group[1024] = "";
-    while (fgets(line, sizeof line, file)) {
-        if (strncmp(line, "0::", 3) != 0) continue;
-        line[strcspn(line, "\n")] = '\0';
-        snprintf(group, sizeof group, "%s", line + 3);
-    }
-    fclose(file);
-    unsigned cores = unlimited;
-    for (;;) {
-        char path[1100];
-        snprintf(path, sizeof path, "/sys/fs/cgroup%s%scpu.max", group, strcmp(group, "/") == 0 ? "" : "/");
-        unsigned here = cpu_max_of(path, unlimited);
-        if (here < cores) cores = here;
-        char *slash = strrchr(group, '/');
-        if (!slash) return cores;
-        *slash = '\0';
-    }
-}
+/* More than this many only compete for the disk. */
+#define DEFAULT_JOBS_MAX 8u
 
 unsigned mpk_jobs_default(void)
 {
-    unsigned cores = affinity_cores();
-    if (cores > 8) cores = 8;
-    return cgroup_cores(cores);
+    const unsigned cores = mpk_cpus();
+    return cores < DEFAULT_JOBS_MAX ? cores : DEFAULT_JOBS_MAX;
 }
 
 unsigned mpk_jobs_choose(unsigned asked, size_t items)

@@ -338,6 +338,7 @@ moepack_status moepack_load_create(moepack_pack *pack, const moepack_placement *
     load->dense = plan->dense;
     load->router_only = plan->router_only;
     load->mappings = calloc((size_t)moepack_index_shards(load->index) + 1, sizeof *load->mappings);
+    load->cpu_quota = mpk_default_threads_limit();
     load->spare = calloc(1, sizeof *load->spare);
     job.load = load;
     status = load->mappings == NULL || load->spare == NULL ? mpk_fail(error, MOEPACK_E_REFUSED, "out of memory")

@@ -83,6 +83,7 @@ struct moepack_load {
     size_t block_count;
     mpk_load_memory stored, moved;
     mpk_mapping *mappings; /* [shards] */
+    unsigned cpu_quota;    /* bound of OpenMP's default number of threads */
     mpk_spare *spare;      /* scratch of runs; apart, because runs take the load as const */
 };
 
@@ -148,7 +149,10 @@ void mpk_load_free_views(mpk_load_block *block);
 moepack_status mpk_workers_run(unsigned threads, size_t count, const volatile int *cancel,
                                moepack_status (*work)(void *context, size_t i, moepack_error *error), void *context,
                                moepack_error *error);
-/* min(8, processors this process may run on). */
+/* min(8, processors that this process may use: mpk_cpus). */
 unsigned mpk_workers_default(void);
+
+/* run.c: at most so many threads where the caller leaves it to us. UINT_MAX: OMP_NUM_THREADS says what is wanted. */
+unsigned mpk_default_threads_limit(void);
 
 #endif

@@ -4,6 +4,7 @@
 #include "bytes.h"
 #include "error.h"
 #include "io/io.h"
+#include "io/machine.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -29,6 +30,7 @@ moepack_status mpk_load_memory_make(mpk_load_memory *arena, uint64_t size, moepa
 #ifdef MADV_HUGEPAGE
     madvise(arena->base, arena->size, MADV_HUGEPAGE); /* advice: less address translation when weights stream by */
 #endif
+    mpk_memory_spread(arena->base, arena->size);
     return MOEPACK_OK;
 }
 

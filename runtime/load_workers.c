@@ -2,10 +2,9 @@
 #include "load.h"
 
 #include "error.h"
+#include "io/machine.h"
 
-#include <sched.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 /* Hashing and O_DIRECT reading saturate common NVMe drives with 8 threads; more only cost memory bandwidth. */
 #define DEFAULT_THREADS_MAX 8u
@@ -73,8 +72,6 @@ moepack_status mpk_workers_run(unsigned threads, size_t count, const volatile in
 
 unsigned mpk_workers_default(void)
 {
-    cpu_set_t set;
-    long usable = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : sysconf(_SC_NPROCESSORS_ONLN);
-    if (usable < 1) usable = 1;
-    return usable > (long)DEFAULT_THREADS_MAX ? DEFAULT_THREADS_MAX : (unsigned)usable;
+    const unsigned cores = mpk_cpus();
+    return cores < DEFAULT_THREADS_MAX ? cores : DEFAULT_THREADS_MAX;
 }

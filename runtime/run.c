@@ -3,8 +3,10 @@
 
 #include "cpu/kernels.h"
 #include "error.h"
+#include "io/machine.h"
 
 #include <inttypes.h>
+#include <omp.h>
 #include <stdlib.h>
 
 void moepack_layer_options_init(moepack_layer_options *options)
@@ -12,6 +14,24 @@ void moepack_layer_options_init(moepack_layer_options *options)
     memset(options, 0, sizeof *options);
     options->size = sizeof *options;
     options->compute = MOEPACK_COMPUTE_BF16;
+}
+
+unsigned mpk_default_threads_limit(void)
+{
+    const char *asked = getenv("OMP_NUM_THREADS");
+    return asked != NULL && asked[0] != '\0' ? UINT_MAX : mpk_cpu_quota("");
+}
+
+/* OpenMP knows the affinity mask, but not the quota. */
+static unsigned default_threads(unsigned limit)
+{
+    const unsigned threads = (unsigned)omp_get_max_threads();
+    return threads < limit ? threads : limit;
+}
+
+unsigned moepack_threads(void)
+{
+    return default_threads(mpk_default_threads_limit());
 }
 
 /* A name given in code wins over the environment; an empty variable counts as none. */
@@ -158,7 +178,7 @@ static moepack_status prepare_call(call *c, bool router_suffices, moepack_error 
     if (c->given.router_bias != NULL) c->view.router_bias = c->given.router_bias;
     c->how =
         (mpk_layer_options){.compute = c->given.compute == MOEPACK_COMPUTE_F32 ? MPK_COMPUTE_F32 : MPK_COMPUTE_BF16,
-                            .threads = c->given.threads,
+                            .threads = c->given.threads > 0 ? c->given.threads : default_threads(c->load->cpu_quota),
                             .spare = c->load->spare};
     return select_kernels(c->given.kernels, &c->how.kernels, error);
 }

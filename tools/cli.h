@@ -100,10 +100,6 @@ void cli_talk_warn(void *user, const char *line);
 moepack_callbacks cli_callbacks(cli_talk *talk);
 double cli_seconds(void);
 
-/* Default for compute threads: OMP_NUM_THREADS, else the processors of the affinity mask, within the control group's
- * quota. */
-unsigned cli_threads(void);
-
 /* Set by Ctrl-C (SIGINT), SIGTERM and, unless it is ignored (nohup), SIGHUP. */
 extern volatile int cli_cancelled;
 void cli_catch_signals(void);

@@ -450,7 +450,7 @@ int cmd_route(int argc, char **argv)
             .args = &args,
             .path = operands[0],
             .kernels = kernels != NULL && kernels[0] != '\0' ? kernels : NULL,
-            .threads = args.threads > 0 ? (unsigned)args.threads : cli_threads(),
+            .threads = args.threads > 0 ? (unsigned)args.threads : moepack_threads(),
         };
         omp_set_num_threads((int)route.threads); /* for the balancing, which takes the default */
         code = route_layer(&route);

@@ -326,7 +326,7 @@ int cmd_run(int argc, char **argv)
             .path = operands[0],
             .ranks = args.ranks_given ? (uint32_t)args.ranks : 1,
             .kernels_asked = kernels != NULL && kernels[0] != '\0' ? kernels : NULL,
-            .threads = args.threads > 0 ? (unsigned)args.threads : cli_threads(),
+            .threads = args.threads > 0 ? (unsigned)args.threads : moepack_threads(),
         };
         code = run_all(&run);
         run_close(&run);

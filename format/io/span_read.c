@@ -5,6 +5,7 @@
 #include "bytes.h"
 #include "error.h"
 #include "io/fault.h"
+#include "io/machine.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -260,9 +261,11 @@ static moepack_status check_spans(pool *p, uint64_t *wanted, uint64_t *chunks, m
 
 static unsigned thread_count(const mpk_span_reader_options *options, uint64_t chunks)
 {
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
     unsigned n = options->threads;
-    if (n == 0) n = cores < 1 ? 1 : cores > 8 ? 8 : (unsigned)cores;
+    if (n == 0) {
+        const unsigned cores = mpk_cpus();
+        n = cores < 8 ? cores : 8;
+    }
     return n > chunks ? (unsigned)chunks : n;
 }
 

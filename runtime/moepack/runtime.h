@@ -106,7 +106,7 @@ typedef struct moepack_load_options {
     moepack_io io;
     moepack_check check; /* none | stored hashes while loading (default) | also canonical hashes and padding of what was
                           * loaded. With MMAP, none touches nothing: NaN scale bytes are then not noticed either */
-    unsigned threads;    /* reader threads; 0: min(8, cores) */
+    unsigned threads;    /* reader threads; 0: min(8, processors that this process may use) */
     void (*progress)(void *user, uint64_t done_bytes, uint64_t total_bytes); /* from reader threads, one at a time */
     void *user;
     const volatile int *cancel; /* non-zero: stop with MOEPACK_E_INTERRUPTED */
@@ -149,7 +149,7 @@ typedef enum moepack_compute {
 typedef struct moepack_layer_options {
     size_t size;                  /* sizeof(moepack_layer_options) */
     moepack_compute compute;      /* spec/numerics.md */
-    unsigned threads;             /* 0: OpenMP's default */
+    unsigned threads;             /* 0: as moepack_threads says */
     const char *kernels;          /* "scalar", "avx2", "avx512": that one or an error. NULL: as the environment variable
                                    * MOEPACK_KERNELS says, read at every call; unset or empty: the best for this CPU */
     const moepack_policy *policy; /* NULL: the container's */
@@ -233,6 +233,12 @@ MOEPACK_API moepack_status moepack_balance_quantile(const double *scores, size_t
  * positive. */
 MOEPACK_API moepack_status moepack_balance_sign(const uint64_t *load, uint32_t experts, double gamma, double *bias,
                                                 moepack_error *error);
+
+/* Threads that a call of the layer uses where it is left to the library: OMP_NUM_THREADS or omp_set_num_threads, else
+ * the processors of the affinity mask, no more than the control group's CPU quota when the load was made. Inside a
+ * parallel region of the caller only the calling thread works, unless nested regions are allowed
+ * (OMP_MAX_ACTIVE_LEVELS). */
+MOEPACK_API unsigned moepack_threads(void);
 
 /* Name of the kernel set that `kernels` (NULL: as in moepack_layer_options) selects on this CPU. */
 MOEPACK_API moepack_status moepack_kernels_name(const char *kernels, const char **name, moepack_error *error);

@@ -110,7 +110,7 @@ void bench_machine_read(bench_machine *machine)
     machine->last_cache = last_level_cache();
     machine->memory = field_of("/proc/meminfo", "MemTotal");
     machine->memory_available = field_of("/proc/meminfo", "MemAvailable");
-    machine->processors = cli_threads();
+    machine->processors = moepack_threads();
     double load[1];
     machine->load = getloadavg(load, 1) == 1 ? load[0] : -1;
 }
