@@ -2,6 +2,7 @@
 #include "error.h"
 #include "io/io.h"
 #include "open.h"
+#include "placement_internal.h"
 
 #include <inttypes.h>
 #include <jansson.h>
@@ -9,28 +10,6 @@
 
 /* A full K3 placement with three replicas each is about 2 MB of JSON; anything near this limit is not a placement. */
 #define PLACEMENT_FILE_LIMIT (UINT64_C(256) << 20)
-
-typedef enum placement_rule {
-    RULE_LINEAR,
-    RULE_ROUND_ROBIN,
-    RULE_TABLE
-} placement_rule;
-
-/* One list of the file: ranks of expert e are rank[first[e]] (the one that computes) .. rank[first[e + 1] - 1]. */
-typedef struct rank_table {
-    uint32_t experts;
-    size_t *first; /* experts + 1 */
-    uint32_t *rank;
-} rank_table;
-
-struct moepack_placement {
-    placement_rule rule;
-    uint32_t ranks, blocks;
-    uint32_t *experts;  /* per block */
-    uint32_t *table_of; /* per block: its table. Blocks placed by "*" share one */
-    rank_table *tables;
-    size_t table_count;
-};
 
 /* ---- building from a file ---- */
 
@@ -221,7 +200,7 @@ static moepack_status read_file(const file_job *job)
 
 /* ---- public ---- */
 
-static moepack_placement *placement_new(const moepack_index *index, uint32_t ranks)
+moepack_placement *mpk_placement_new(const moepack_index *index, uint32_t ranks)
 {
     moepack_placement *p = calloc(1, sizeof *p);
     if (p == NULL) return NULL;
@@ -250,7 +229,7 @@ moepack_status moepack_placement_create(const moepack_pack *pack, const char *sp
     *out = NULL;
     if (ranks == 0) return mpk_fail(error, MOEPACK_E_USAGE, "the number of ranks must be at least 1");
     const moepack_index *index = moepack_pack_index(pack);
-    moepack_placement *p = placement_new(index, ranks);
+    moepack_placement *p = mpk_placement_new(index, ranks);
     if (p == NULL) return mpk_fail(error, MOEPACK_E_REFUSED, "out of memory");
     moepack_status status = MOEPACK_OK;
     if (strcmp(spec, "linear") == 0) {

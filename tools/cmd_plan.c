@@ -1,4 +1,5 @@
 /* moepack plan: which bytes each rank will read. */
+#include "plan_balance.h"
 #include "summary.h"
 
 #include <stdlib.h>
@@ -10,7 +11,8 @@ typedef struct plan_args {
     cli_common common;
     uint64_t rank, ranks, budget;
     bool rank_given, ranks_given;
-    const char *placement;
+    const char *placement, *trace, *write_placement;
+    plan_loads loads; /* with --placement balance */
 } plan_args;
 
 #define AT(field) offsetof(plan_args, field)
@@ -27,9 +29,14 @@ static const cli_option options[] = {
      AT(rank_given)},
     {"placement", "SPEC", CLI_TEXT, AT(placement),
      "linear (default: contiguous ranges), round-robin, or a JSON file {\"ranks\": N, \"layers\": {\"*\" or label: "
-     "[[rank, ...] per expert]}}",
+     "[[rank, ...] per expert]}}; balance: by measured load, see --trace",
      NULL, 0, 0, 0},
-    {"budget", "BYTES", CLI_SIZE, AT(budget), "bytes a rank may hold; more is refused (exit code 6)", NULL, 1,
+    {"trace", "FILE", CLI_TEXT, AT(trace),
+     "for balance: reports of `moepack route --json`, one after the other; several of one layer add up", NULL, 0, 0, 0},
+    {"write-placement", "FILE", CLI_TEXT, AT(write_placement), "also write the placement as a JSON file, a new one",
+     NULL, 0, 0, 0},
+    {"budget", "BYTES", CLI_SIZE, AT(budget),
+     "bytes a rank may hold; more is refused (exit code 6). With balance, what is left is used for replicas", NULL, 1,
      INT64_MAX, 0},
     {0},
 };
@@ -43,7 +50,9 @@ static const cli_command command = {
              "experts). Nothing is read from the shards.",
     .options = options,
     .example = "  moepack plan k3.moepack --ranks 16\n"
-               "  moepack plan k3.moepack --ranks 16 --rank 3 --placement eplb.json --json",
+               "  moepack plan k3.moepack --ranks 16 --rank 3 --placement eplb.json --json\n"
+               "  moepack route k3.moepack --layer 1 --input x.safetensors --json >> load.json\n"
+               "  moepack plan k3.moepack --ranks 16 --placement balance --trace load.json --write-placement p.json",
 };
 
 /* One rank's line; reads only where they are shown. */
@@ -210,19 +219,38 @@ static int plan_all(const plan_args *args, const moepack_pack *pack, const moepa
         return cli_fail(&args->common, &error);
     }
     json_t *ratio = sums.unknown != NULL ? json_null() : json_real(imbalance(&sums, args->ranks));
-    if (args->common.json)
-        return cli_print_json(&args->common, json_pack("{s:o, s:o}", "ranks", list, "imbalance", ratio));
+    if (args->common.json) {
+        json_t *report = json_pack("{s:o, s:o}", "ranks", list, "imbalance", ratio);
+        if (args->trace != NULL)
+            json_object_set_new(report, "balance", plan_balance_json(pack, placement, &args->loads));
+        return cli_print_json(&args->common, report);
+    }
     if (sums.unknown != NULL) {
         printf("\nimbalance not known: %s\n", sums.unknown);
     } else {
         printf("\nimbalance %.3f (largest rank / mean, in bytes)\n", imbalance(&sums, args->ranks));
     }
+    if (args->trace != NULL) plan_balance_print(pack, placement, &args->loads);
     json_decref(ratio);
     json_decref(list);
     return 0;
 }
 
-static int plan_pack(const plan_args *args, const char *path)
+/* The placement that was asked for, computed or read. Prints its own error. */
+static int make_placement(plan_args *args, const moepack_pack *pack, moepack_placement **placement)
+{
+    moepack_error error = {0};
+    if (strcmp(args->placement, "balance") != 0) {
+        moepack_status status =
+            moepack_placement_create(pack, args->placement, (uint32_t)args->ranks, placement, &error);
+        return status == MOEPACK_OK ? 0 : cli_fail(&args->common, &error);
+    }
+    int code = plan_loads_read(&args->common, pack, args->trace, &args->loads);
+    if (code != 0) return code;
+    return plan_balance(&args->common, pack, (uint32_t)args->ranks, &args->loads, args->budget, placement);
+}
+
+static int plan_pack(plan_args *args, const char *path)
 {
     moepack_pack *pack = NULL;
     moepack_placement *placement = NULL;
@@ -236,9 +264,17 @@ static int plan_pack(const plan_args *args, const char *path)
         return cli_misuse(&command, &args->common, "--ranks %llu: at most %d ranks are listed; --rank R asks for one",
                           (ull)args->ranks, LISTED_RANKS);
     }
+    if ((strcmp(args->placement, "balance") == 0) != (args->trace != NULL))
+        return cli_misuse(&command, &args->common, "--placement balance and --trace go together");
+    if (args->trace != NULL && args->ranks > LISTED_RANKS)
+        return cli_misuse(&command, &args->common, "--placement balance: at most %d ranks", LISTED_RANKS);
     if (moepack_open(path, &pack, &error) != MOEPACK_OK) return cli_fail(&args->common, &error);
-    moepack_status status = moepack_placement_create(pack, args->placement, (uint32_t)args->ranks, &placement, &error);
-    int code = status == MOEPACK_OK ? plan_all(args, pack, placement) : cli_fail(&args->common, &error);
+    int code = make_placement(args, pack, &placement);
+    if (code == 0 && args->write_placement != NULL &&
+        moepack_placement_write(placement, pack, args->write_placement, &error) != MOEPACK_OK)
+        code = cli_fail(&args->common, &error);
+    if (code == 0) code = plan_all(args, pack, placement);
+    plan_loads_free(&args->loads);
     moepack_placement_free(placement);
     moepack_close(pack);
     return code;

@@ -51,6 +51,24 @@ MOEPACK_API bool moepack_placement_holds(const moepack_placement *placement, uin
 MOEPACK_API bool moepack_placement_computes(const moepack_placement *placement, uint32_t rank, uint32_t block,
                                             uint32_t expert);
 
+/* Places experts by measured load. rows[b][e]: rows that expert e of block b got (moepack_router_run, a trace); NULL
+ * for a block that was not measured, which is placed linearly. Every rank holds the same number of experts of a block,
+ * give or take one, and of all blocks together, so memory stays even. Within that, experts go from the most to the
+ * least loaded to the rank with the least load so far, and are then exchanged as long as the largest load falls.
+ * `replica_bytes` is what a rank may hold beyond that: an expert of the most loaded rank is copied to the least loaded
+ * one while that helps an engine that divides an expert's rows evenly among its copies. The first rank of an expert is
+ * the one that computes here. Deterministic. Errors: USAGE for no ranks, REFUSED without memory. */
+MOEPACK_API moepack_status moepack_placement_balance(const moepack_pack *pack, uint32_t ranks,
+                                                     const uint64_t *const *rows, uint64_t replica_bytes,
+                                                     moepack_placement **out, moepack_error *error);
+/* Rows per rank [ranks] of one block with E counts `rows`; `divided`: an expert's rows are shared evenly by its copies,
+ * otherwise the first computes them all. */
+MOEPACK_API void moepack_placement_load(const moepack_placement *placement, uint32_t block, const uint64_t *rows,
+                                        bool divided, double *per_rank);
+/* Writes a file that moepack_placement_create reads. An existing file is REFUSED. */
+MOEPACK_API moepack_status moepack_placement_write(const moepack_placement *placement, const moepack_pack *pack,
+                                                   const char *path, moepack_error *error);
+
 /* ------------------------------------------------------------------------------------------------- plan */
 
 /* One coalesced read. */

@@ -153,3 +153,61 @@ def test_many_ranks(ctx):
     check("imbalance not known" in result.out and "too many" in result.out, "no reason", result)
     for ranks in (most, 4097):
         ctx.fails(["plan", pack, "--ranks", str(ranks)], 2, "4096", "--rank R", timeout=5)
+
+
+def loads(ctx, *reports):
+    path = ctx.path("load.json")
+    with open(path, "w", encoding="utf-8") as file:
+        for layer, load in reports:
+            json.dump({"layer": layer, "load": load, "tokens": 1}, file)
+            file.write("\n")
+    return path
+
+
+def test_balance(ctx):
+    """From the router's own report to a placement that plan and run read again."""
+    pack, trace = ctx.pack(), ctx.path("trace.json")
+    with open(trace, "w", encoding="utf-8") as file:
+        for layer in ("1", "2", "1"):
+            file.write(ctx.ok(["route", pack, "--layer", layer, "--input", ctx.golden("layer_%s.safetensors" % layer), "--json"]).out)
+    out = ctx.path("placement.json")
+    report = ctx.json(["plan", pack, "--ranks", "3", "--placement", "balance", "--trace", trace, "--write-placement", out])
+    equal([entry["layer"] for entry in report["balance"]], [1, 2], "layers")
+    for entry in report["balance"]:
+        check(entry["imbalance"] <= entry["imbalance_linear"], "worse than linear: %r" % entry)
+        equal((entry["replicas"], entry["imbalance_divided"]), (0, entry["imbalance"]), "replicas and divided")
+    check(any(entry["imbalance"] < entry["imbalance_linear"] for entry in report["balance"]), "nothing was gained: %r" % report["balance"])
+    counts = [rank["experts"] for rank in report["ranks"]]
+    check(max(counts) - min(counts) <= 1 and sum(counts) == 69, "experts %r" % counts)
+    again = ctx.json(["plan", pack, "--ranks", "3", "--placement", out])
+    equal(again["ranks"], report["ranks"], "ranks of the written file")
+    ctx.fails(["plan", pack, "--ranks", "3", "--placement", "balance", "--trace", trace, "--write-placement", out], 6, out)
+    text = ctx.ok(["plan", pack, "--ranks", "3", "--placement", "balance", "--trace", trace]).out
+    check("balanced" in text and "linear" in text, text)
+
+
+def test_balance_replicas(ctx):
+    pack = ctx.pack()
+    trace = loads(ctx, (1, [1000] + [10] * 22))
+    alone = ctx.json(["plan", pack, "--ranks", "3", "--placement", "balance", "--trace", trace])
+    largest = max(rank["bytes_wanted"] for rank in alone["ranks"])
+    budget = largest + 3 * (alone["ranks"][0]["expert_bytes"] // alone["ranks"][0]["experts"] + 4096)
+    report = ctx.json(["plan", pack, "--ranks", "3", "--placement", "balance", "--trace", trace, "--budget", str(budget)])
+    entry = report["balance"][0]
+    check(entry["replicas"] == 2 and entry["imbalance_divided"] < 1.1 < entry["imbalance"], "%r" % entry)
+    check(all(rank["bytes_wanted"] <= budget for rank in report["ranks"]), "over budget")
+    ctx.fails(["plan", pack, "--ranks", "3", "--placement", "balance", "--trace", trace, "--budget", str(largest - 1)], 6)
+
+
+def test_balance_refusals(ctx):
+    pack, good = ctx.pack(), [1] * 23
+    ctx.fails(["plan", pack, "--ranks", "3", "--placement", "balance"], 2, "--trace")
+    ctx.fails(["plan", pack, "--ranks", "3", "--trace", loads(ctx, (1, good))], 2, "balance")
+    ctx.fails(["plan", pack, "--ranks", "3", "--placement", "balance", "--trace", ctx.path("none.json")], 4, "none.json")
+    for reports, part in (([(9, good)], "no such layer"), ([(1, good[1:])], "each expert"), ([(1, good[1:] + [-1])], "number of rows"),
+                          ([(1, good), (2, [0.5] * 23)], "report 2"), ([(None, good)], "no such layer"), ([], "empty")):
+        ctx.fails(["plan", pack, "--ranks", "3", "--placement", "balance", "--trace", loads(ctx, *reports)], 2, part)
+    broken = ctx.path("broken.json")
+    with open(broken, "w", encoding="utf-8") as file:
+        file.write('{"layer": 1, "load": [1,')
+    ctx.fails(["plan", pack, "--ranks", "3", "--placement", "balance", "--trace", broken], 2, "report 1")
