@@ -8,7 +8,7 @@ static bool panel_changes(const moepack_matrix *m)
 {
     if (m->plane == MOEPACK_PLANE_WEIGHT) return m->cols > 1 && m->bits <= 32;
     return m->plane == MOEPACK_PLANE_SCALE && m->group_rows == 1 && (m->group_cols == 16 || m->group_cols == 32) &&
-           (m->bits == 8 || m->bits == 16);
+           (m->bits == 8 || m->bits == 16 || m->bits == 32);
 }
 
 /* Layout and decoded length of a section under the layout that was asked for. */

@@ -28,7 +28,7 @@ static const char *const plane_names[] = {
     [MOEPACK_PLANE_NONE] = "none",   [MOEPACK_PLANE_WEIGHT] = "weight",
     [MOEPACK_PLANE_SCALE] = "scale", [MOEPACK_PLANE_GLOBAL_SCALE] = "global_scale",
     [MOEPACK_PLANE_BIAS] = "bias",   [MOEPACK_PLANE_SHAPE] = "shape",
-    [MOEPACK_PLANE_OTHER] = "other",
+    [MOEPACK_PLANE_OTHER] = "other", [MOEPACK_PLANE_GLOBAL_DIVISOR] = "global_divisor",
 };
 
 static const struct {

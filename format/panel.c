@@ -23,7 +23,7 @@ static form form_of(const moepack_matrix *m)
     if (!tile_width && m->bits != 64) return FORM_NONE;
     if (m->plane == MOEPACK_PLANE_WEIGHT && tile_width) return FORM_TILES;
     if (m->plane == MOEPACK_PLANE_SCALE && m->group_rows == 1 && (m->group_cols == 16 || m->group_cols == 32) &&
-        (m->bits == 8 || m->bits == 16))
+        (m->bits == 8 || m->bits == 16 || m->bits == 32))
         return FORM_GROUP_SCALES;
     return FORM_ROWS;
 }
@@ -222,6 +222,8 @@ static uint64_t scale_one(moepack_encoding encoding)
         return 0x3f80;
     case MOEPACK_ENC_F16:
         return 0x3c00;
+    case MOEPACK_ENC_F32:
+        return 0x3f800000;
     default:
         return 0;
     }

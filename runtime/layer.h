@@ -11,18 +11,32 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Every pointer to weights, scales or vectors in a view must be aligned to this many bytes (one tile line). */
+/* Every pointer to weights or vectors in a view must be aligned to this many bytes (one tile line). */
 #define MPK_VIEW_ALIGNMENT 64
 
-/* One matrix in panel order (spec/container.md): rows padded to 16, columns padded to a tile, padding codes zero.
- *   E2M1: 32 columns a tile; `scales` holds one E8M0 byte per row and 32 columns, byte (R * ceil(cols/32) + g) * 16 + r
- * of row 16 R + r, group g; padding rows hold 127 BF16: 8 columns a tile; F32: 4 columns a tile; `scales` is NULL Tile
- * (R, C) starts at byte (R * ceil(cols / tile columns) + C) * 256. A matrix that a layer lacks is all zero. */
+/* Which weights of a matrix share a scale (spec/numerics.md section 3). */
+typedef enum mpk_scale_kind {
+    MPK_SCALE_NONE,   /* F32, BF16, F16, E4M3 */
+    MPK_SCALE_GROUPS, /* one per row and `group_cols` columns: E2M1, INT4_OFFSET, E4M3. In panel order: scale (r, g) is
+                         number (r div 16 * ceil(cols / group_cols) + g) * 16 + r mod 16; padding rows hold 1.0 */
+    MPK_SCALE_GRID,   /* one per 128 x 128 weights, [ceil(rows / 128), ceil(cols / 128)] in row order: E4M3 */
+    MPK_SCALE_ROWS,   /* one per row, [rows]: E4M3 */
+    MPK_SCALE_ONE     /* one: E4M3 */
+} mpk_scale_kind;
+
+/* One matrix in panel order (spec/container.md): rows padded to 16, columns padded to a tile, padding codes zero. A
+ * tile has 32 columns of 4 bits, 16 of 8, 8 of 16 or 4 of 32; tile (R, C) starts at byte (R * ceil(cols / tile columns)
+ * + C) * 256. A matrix that a layer lacks is all zero. */
 typedef struct mpk_matrix_view {
     const void *weights;
-    const uint8_t *scales;
-    moepack_encoding encoding; /* MOEPACK_ENC_E2M1, MOEPACK_ENC_BF16 or MOEPACK_ENC_F32 */
+    const uint8_t *scales;     /* aligned like the weights for E2M1 with E8M0 scales; else only to themselves */
+    moepack_encoding encoding; /* E2M1, INT4_OFFSET, E4M3, F16, BF16 or F32 */
     uint64_t rows, cols;       /* true shape, without padding */
+    mpk_scale_kind scale_kind;
+    moepack_encoding scale_encoding; /* E8M0, E4M3, BF16, F16 or F32 */
+    uint32_t group_cols;             /* 32, or 16 for E2M1 with E4M3 scales */
+    const uint8_t *global;           /* an F32 that multiplies finished rows; NULL: none */
+    bool global_divides;             /* it divides them */
 } mpk_matrix_view;
 
 /* One expert: gate and up [I, L], down [L, I]. */
@@ -33,7 +47,7 @@ typedef struct mpk_expert_view {
 typedef struct mpk_layer_view {
     moepack_policy policy;
     uint32_t experts;              /* E: of the whole layer, not of this rank */
-    mpk_matrix_view router;        /* [E, H] BF16 or F32, like the other dense matrices */
+    mpk_matrix_view router;        /* [E, H] F16, BF16 or F32 */
     mpk_matrix_view latent_down;   /* [L, H], only with policy.latent */
     mpk_matrix_view latent_up;     /* [H, L], only with policy.latent */
     mpk_matrix_view shared_gate;   /* [S, H], only with policy.shared_width */

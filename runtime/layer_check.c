@@ -104,23 +104,57 @@ static bool aligned(const void *p)
     return ((uintptr_t)p & (MPK_VIEW_ALIGNMENT - 1)) == 0;
 }
 
-/* `role` names the matrix in errors. 4-bit weights are for experts: dense parts have none in any known model. */
-static moepack_status check_matrix(const mpk_matrix_view *m, const char *role, uint64_t rows, uint64_t cols,
-                                   bool expert, moepack_error *error)
+/* Which scales a matrix may have; `group_cols` 0: any. */
+static const struct {
+    moepack_encoding weights;
+    mpk_scale_kind kind;
+    uint32_t group_cols;
+    uint64_t scales; /* encodings, one bit each */
+} storage_forms[] = {
+#define FLOATS (ONLY(MOEPACK_ENC_BF16) | ONLY(MOEPACK_ENC_F16) | ONLY(MOEPACK_ENC_F32))
+    {MOEPACK_ENC_F32, MPK_SCALE_NONE, 0, ONLY(MOEPACK_ENC_NONE)},
+    {MOEPACK_ENC_BF16, MPK_SCALE_NONE, 0, ONLY(MOEPACK_ENC_NONE)},
+    {MOEPACK_ENC_F16, MPK_SCALE_NONE, 0, ONLY(MOEPACK_ENC_NONE)},
+    {MOEPACK_ENC_E4M3, MPK_SCALE_NONE, 0, ONLY(MOEPACK_ENC_NONE)},
+    {MOEPACK_ENC_E4M3, MPK_SCALE_ONE, 0, FLOATS | ONLY(MOEPACK_ENC_E8M0)},
+    {MOEPACK_ENC_E4M3, MPK_SCALE_ROWS, 0, FLOATS | ONLY(MOEPACK_ENC_E8M0)},
+    {MOEPACK_ENC_E4M3, MPK_SCALE_GRID, 0, FLOATS | ONLY(MOEPACK_ENC_E8M0)},
+    {MOEPACK_ENC_E4M3, MPK_SCALE_GROUPS, 32, FLOATS | ONLY(MOEPACK_ENC_E8M0)},
+    {MOEPACK_ENC_INT4_OFFSET, MPK_SCALE_GROUPS, 32, FLOATS},
+    {MOEPACK_ENC_E2M1, MPK_SCALE_GROUPS, 32, ONLY(MOEPACK_ENC_E8M0)},
+    {MOEPACK_ENC_E2M1, MPK_SCALE_GROUPS, 16, ONLY(MOEPACK_ENC_E4M3)},
+};
+
+/* The routers of all known models are plain; a scaled one would not be what the published code computes. */
+static bool known_form(const mpk_matrix_view *m, bool plain)
 {
-    const bool four_bits = m->encoding == MOEPACK_ENC_E2M1;
-    if (m->weights == NULL || (four_bits && m->scales == NULL))
+    if (plain && (m->encoding == MOEPACK_ENC_E4M3 || m->scale_kind != MPK_SCALE_NONE)) return false;
+    for (size_t i = 0; i < COUNT(storage_forms); i++)
+        if (storage_forms[i].weights == m->encoding && storage_forms[i].kind == m->scale_kind &&
+            (storage_forms[i].group_cols == 0 || storage_forms[i].group_cols == m->group_cols) &&
+            (unsigned)m->scale_encoding < 64 && (storage_forms[i].scales & ONLY(m->scale_encoding)) != 0)
+            return true;
+    return false;
+}
+
+/* `role` names the matrix in errors. */
+static moepack_status check_matrix(const mpk_matrix_view *m, const char *role, uint64_t rows, uint64_t cols, bool plain,
+                                   moepack_error *error)
+{
+    if (m->weights == NULL || (m->scale_kind != MPK_SCALE_NONE && m->scales == NULL))
         return mpk_fail(error, MOEPACK_E_USAGE, "matrix %s is missing", role);
-    if (m->encoding != MOEPACK_ENC_BF16 && m->encoding != MOEPACK_ENC_F32 && !(four_bits && expert)) {
-        const char *name = moepack_encoding_name(m->encoding);
-        return mpk_fail(error, MOEPACK_E_UNSUPPORTED, "this version cannot compute with matrix %s in encoding %s", role,
-                        name != NULL ? name : "(unknown)");
+    if (!known_form(m, plain)) {
+        const char *name = moepack_encoding_name(m->encoding), *scale = moepack_encoding_name(m->scale_encoding);
+        return mpk_fail(error, MOEPACK_E_UNSUPPORTED,
+                        "this version cannot compute with matrix %s in encoding %s with scales of %s", role,
+                        name != NULL ? name : "(unknown)", scale != NULL ? scale : "(unknown)");
     }
     if (m->rows != rows || m->cols != cols)
         return mpk_fail(error, MOEPACK_E_USAGE, "matrix %s is [%llu, %llu], expected [%llu, %llu]", role,
                         (unsigned long long)m->rows, (unsigned long long)m->cols, (unsigned long long)rows,
                         (unsigned long long)cols);
-    if (!aligned(m->weights) || !aligned(m->scales))
+    const bool byte_scales = m->encoding == MOEPACK_ENC_E2M1 && m->scale_encoding == MOEPACK_ENC_E8M0;
+    if (!aligned(m->weights) || (byte_scales && !aligned(m->scales)))
         return mpk_fail(error, MOEPACK_E_USAGE, "matrix %s is not aligned to %d bytes", role, MPK_VIEW_ALIGNMENT);
     return MOEPACK_OK;
 }
@@ -129,9 +163,9 @@ static moepack_status check_expert(const mpk_layer_view *v, uint32_t e, moepack_
 {
     const moepack_policy *p = &v->policy;
     const mpk_expert_view *x = &v->expert[e];
-    moepack_status status = check_matrix(&x->gate, "gate", p->intermediate, p->expert_input, true, error);
-    if (status == MOEPACK_OK) status = check_matrix(&x->up, "up", p->intermediate, p->expert_input, true, error);
-    if (status == MOEPACK_OK) status = check_matrix(&x->down, "down", p->expert_input, p->intermediate, true, error);
+    moepack_status status = check_matrix(&x->gate, "gate", p->intermediate, p->expert_input, false, error);
+    if (status == MOEPACK_OK) status = check_matrix(&x->up, "up", p->intermediate, p->expert_input, false, error);
+    if (status == MOEPACK_OK) status = check_matrix(&x->down, "down", p->expert_input, p->intermediate, false, error);
     if (status != MOEPACK_OK) mpk_error_expert(error, e);
     return status;
 }
@@ -160,7 +194,7 @@ moepack_status mpk_layer_check_router(const mpk_layer_view *v, moepack_error *er
     const moepack_policy *p = &v->policy;
     moepack_status status = mpk_layer_policy_supported(p, error);
     if (status == MOEPACK_OK) status = check_numbers(p, v->experts, error);
-    if (status == MOEPACK_OK) status = check_matrix(&v->router, "router", v->experts, p->hidden, false, error);
+    if (status == MOEPACK_OK) status = check_matrix(&v->router, "router", v->experts, p->hidden, true, error);
     if (status == MOEPACK_OK && mpk_uses_bias(p) && v->router_bias == NULL)
         status = mpk_fail(error, MOEPACK_E_USAGE, "vector router_bias is missing");
     return status;
@@ -170,7 +204,7 @@ moepack_status mpk_layer_check(const mpk_layer_view *v, moepack_error *error)
 {
     const moepack_policy *p = &v->policy;
     moepack_status status = mpk_layer_check_finish(v, error);
-    if (status == MOEPACK_OK) status = check_matrix(&v->router, "router", v->experts, p->hidden, false, error);
+    if (status == MOEPACK_OK) status = check_matrix(&v->router, "router", v->experts, p->hidden, true, error);
     if (status == MOEPACK_OK && p->latent)
         status = check_matrix(&v->latent_down, "latent_down", p->expert_input, p->hidden, false, error);
     if (status == MOEPACK_OK && mpk_uses_bias(p) && v->router_bias == NULL)

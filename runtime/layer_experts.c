@@ -10,10 +10,12 @@ static mpk_activation_params activation_of(const moepack_policy *p, uint64_t kin
     return (mpk_activation_params){(moepack_activation)kind, (float)p->situ_beta, (float)p->situ_linear_beta};
 }
 
-/* Gate, up and activation of up to MPK_MAX_RUN row blocks for up to MPK_CALL_TOKENS tokens. Results lie in the scratch,
+/* Gate, up and activation of up to MPK_MAX_RUN row blocks for up to MPK_CALL_TOKENS tokens. `fix16` are the same inputs
+ * as `x` for matrices that want them so; NULL: none does. Results lie in the scratch,
  * rows `width` floats apart; returns their address. `rows` is the true number of rows of the matrices. */
 static float *gate_up(const mpk_job *j, const mpk_matrix_view *gate, const mpk_matrix_view *up, uint64_t kind,
-                      size_t first, size_t width, size_t rows, const void *const *x, size_t tokens, uint8_t *scratch)
+                      size_t first, size_t width, size_t rows, const void *const *x, const void *const *fix16,
+                      size_t tokens, uint8_t *scratch)
 {
     float *g = (float *)(void *)scratch, *u = g + MPK_CALL_TOKENS * MPK_MAX_RUN * MPK_ROWS;
     float *g_rows[MPK_CALL_TOKENS], *u_rows[MPK_CALL_TOKENS];
@@ -23,8 +25,9 @@ static float *gate_up(const mpk_job *j, const mpk_matrix_view *gate, const mpk_m
     }
     const size_t left = mpk_row_blocks(gate) - first, wanted = width / MPK_ROWS, count = left < wanted ? left : wanted;
     const mpk_activation_params params = activation_of(&j->view->policy, kind);
-    mpk_multiply(j, gate, first, count, x, g_rows, tokens);
-    mpk_multiply(j, up, first, count, x, u_rows, tokens);
+    const bool gate_fix16 = fix16 != NULL && mpk_uses_fix16(j, gate), up_fix16 = fix16 != NULL && mpk_uses_fix16(j, up);
+    mpk_multiply(j, gate, gate_fix16, first, count, gate_fix16 ? fix16 : x, g_rows, tokens);
+    mpk_multiply(j, up, up_fix16, first, count, up_fix16 ? fix16 : x, u_rows, tokens);
     for (size_t i = 0; i < tokens; i++) {
         const size_t n = count * MPK_ROWS, true_rows = rows - first * MPK_ROWS;
         j->kernels->activate(&params, g_rows[i], u_rows[i], g_rows[i], n);
@@ -43,7 +46,7 @@ void mpk_shared_columns(mpk_job *j, size_t i, uint8_t *scratch)
     for (size_t t = 0; t < j->tokens; t += MPK_CALL_TOKENS) {
         const size_t n = j->tokens - t < MPK_CALL_TOKENS ? j->tokens - t : MPK_CALL_TOKENS;
         const float *a = gate_up(j, &v->shared_gate, &v->shared_up, v->policy.shared_activation, first, width,
-                                 j->n.shared, j->x_rows + t, n, scratch);
+                                 j->n.shared, j->x_rows + t, NULL, n, scratch);
         for (size_t k = 0; k < n; k++)
             memcpy(j->shared + (t + k) * j->n.shared_pad + first * MPK_ROWS, a + k * width, width * sizeof(float));
     }
@@ -108,16 +111,17 @@ static size_t act_stride(const mpk_job *j)
 static void expert_gate_up(mpk_job *j, uint32_t e, size_t first, size_t width, uint8_t *scratch)
 {
     const mpk_expert_view *x = &j->view->expert[e];
-    const bool gate_fix16 = mpk_uses_fix16(j, &x->gate), down_fix16 = mpk_uses_fix16(j, &x->down);
-    const void *rows[MPK_CALL_TOKENS];
+    const bool down_fix16 = mpk_uses_fix16(j, &x->down);
+    const void *rows[MPK_CALL_TOKENS], *fix16[MPK_CALL_TOKENS];
     for (uint32_t at = j->start[e]; at < j->start[e + 1]; at += MPK_CALL_TOKENS) {
         const size_t left = j->start[e + 1] - at, n = left < MPK_CALL_TOKENS ? left : MPK_CALL_TOKENS;
         for (size_t i = 0; i < n; i++) {
             const size_t t = j->pairs[at + i] / j->n.k;
-            rows[i] = gate_fix16 ? j->z_fix16_rows[t] : j->z_rows[t];
+            rows[i] = j->z_rows[t];
+            fix16[i] = j->z_fix16_rows[t];
         }
         const float *a =
-            gate_up(j, &x->gate, &x->up, j->view->policy.activation, first, width, j->n.inner, rows, n, scratch);
+            gate_up(j, &x->gate, &x->up, j->view->policy.activation, first, width, j->n.inner, rows, fix16, n, scratch);
         for (size_t i = 0; i < n; i++) {
             uint8_t *act = j->act + j->pairs[at + i] * act_stride(j);
             if (down_fix16)
@@ -142,6 +146,8 @@ void mpk_down_rows(mpk_job *j, size_t i, uint8_t *scratch)
     const size_t blocks = (j->n.input + MPK_ROWS - 1) / MPK_ROWS, run = j->run[MPK_STAGE_DOWN];
     const size_t per_expert = mpk_tasks(blocks, run), first = i % per_expert * run, left = blocks - first;
     const uint32_t e = j->active[i / per_expert];
+    const mpk_matrix_view *down = &j->view->expert[e].down;
+    const bool fix16 = mpk_uses_fix16(j, down);
     const void *rows[MPK_CALL_TOKENS];
     float *out[MPK_CALL_TOKENS];
     (void)scratch;
@@ -151,7 +157,7 @@ void mpk_down_rows(mpk_job *j, size_t i, uint8_t *scratch)
             rows[k] = j->act + j->pairs[at + k] * act_stride(j);
             out[k] = j->o + j->pairs[at + k] * j->n.input_pad + first * MPK_ROWS;
         }
-        mpk_multiply(j, &j->view->expert[e].down, first, left < run ? left : run, rows, out, n);
+        mpk_multiply(j, down, fix16, first, left < run ? left : run, rows, out, n);
     }
 }
 

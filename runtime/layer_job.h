@@ -109,13 +109,13 @@ static inline size_t mpk_row_blocks(const mpk_matrix_view *m)
     return (size_t)((m->rows + MPK_ROWS - 1) / MPK_ROWS);
 }
 
-/* Whether a product with this matrix reads fix16 inputs instead of floats. */
+/* Whether a product with this matrix of an expert reads fix16 inputs instead of floats. Dense parts never do. */
 bool mpk_uses_fix16(const mpk_job *j, const mpk_matrix_view *m);
 
 /* y[i] for `count` row blocks from `first` on, for tokens with input rows x[0 .. tokens), at most MPK_CALL_TOKENS. The
  * one place where the kernel for a matrix is chosen. */
-void mpk_multiply(const mpk_job *j, const mpk_matrix_view *m, size_t first, size_t count, const void *const *x,
-                  float *const *y, size_t tokens);
+void mpk_multiply(const mpk_job *j, const mpk_matrix_view *m, bool fix16, size_t first, size_t count,
+                  const void *const *x, float *const *y, size_t tokens);
 
 /* The same into rows of an array, MPK_CALL_TOKENS at a time. */
 void mpk_multiply_rows(const mpk_job *j, const mpk_matrix_view *m, size_t first, size_t count, const void *const *x,

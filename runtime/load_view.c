@@ -40,10 +40,31 @@ static mpk_matrix_view *slot_of(const matrix_slot *slots, size_t count, void *vi
     return NULL;
 }
 
+/* How the scales of a plane are shared out. `weights` may come later, so groups are judged against the plane's own
+ * rows and columns: a group is as large as its matrix where there is one in that direction. */
+static bool place_scales(const moepack_matrix *m, const uint8_t *at, mpk_matrix_view *to)
+{
+    to->scales = at;
+    to->scale_encoding = m->encoding;
+    to->group_cols = m->group_cols;
+    if (m->rows == 1 && m->cols == 1 && m->group_rows > 1 && (m->group_rows != 128 || m->group_cols != 128))
+        to->scale_kind = MPK_SCALE_ONE;
+    else if (m->group_rows == 128 && m->group_cols == 128)
+        to->scale_kind = MPK_SCALE_GRID;
+    else if (m->group_rows == 1 && (m->group_cols == 16 || m->group_cols == 32))
+        to->scale_kind = MPK_SCALE_GROUPS;
+    else if (m->group_rows == 1 && m->cols == 1)
+        to->scale_kind = MPK_SCALE_ROWS;
+    else
+        return false;
+    return true;
+}
+
 /* Enters one plane into its matrix. What the layer has no place for is an error, because leaving it out would compute
  * something else; planes that only describe (shapes, input scales) are passed over. */
 static moepack_status place_plane(const moepack_matrix *m, const uint8_t *at, mpk_matrix_view *to, moepack_error *error)
 {
+    const char *role = moepack_role_name(m->role), *plane = moepack_plane_name(m->plane);
     switch (m->plane) {
     case MOEPACK_PLANE_WEIGHT:
         to->weights = at;
@@ -52,18 +73,23 @@ static moepack_status place_plane(const moepack_matrix *m, const uint8_t *at, mp
         to->cols = m->cols;
         return MOEPACK_OK;
     case MOEPACK_PLANE_SCALE:
-        if (m->encoding != MOEPACK_ENC_E8M0 || m->bits != 8 || m->group_rows != 1 || m->group_cols != 32)
-            return mpk_fail(error, MOEPACK_E_UNSUPPORTED,
-                            "scales of the %s matrix are not one E8M0 byte per 32 columns", moepack_role_name(m->role));
-        to->scales = at;
+        if (to->scales == NULL && place_scales(m, at, to)) return MOEPACK_OK;
+        return mpk_fail(error, MOEPACK_E_UNSUPPORTED,
+                        "this version cannot compute with scales of %" PRIu32 " x %" PRIu32 " weights of the %s matrix",
+                        m->group_rows, m->group_cols, role);
+    case MOEPACK_PLANE_GLOBAL_SCALE:
+    case MOEPACK_PLANE_GLOBAL_DIVISOR:
+        if (to->global != NULL || m->encoding != MOEPACK_ENC_F32 || m->rows != 1 || m->cols != 1)
+            return mpk_fail(error, MOEPACK_E_UNSUPPORTED, "the %s of the %s matrix is not one F32", plane, role);
+        to->global = at;
+        to->global_divides = m->plane == MOEPACK_PLANE_GLOBAL_DIVISOR;
         return MOEPACK_OK;
     case MOEPACK_PLANE_SHAPE:
     case MOEPACK_PLANE_OTHER:
         return MOEPACK_OK;
     default:
         return mpk_fail(error, MOEPACK_E_UNSUPPORTED, "this version cannot compute with a %s of the %s matrix",
-                        moepack_plane_name(m->plane) == NULL ? "plane" : moepack_plane_name(m->plane),
-                        moepack_role_name(m->role));
+                        plane == NULL ? "plane" : plane, role);
     }
 }
 

@@ -62,10 +62,10 @@ DTYPES = {1: ("BOOL", 8), 2: ("U8", 8), 3: ("I8", 8), 4: ("I16", 16), 5: ("U16",
 ROLES = {0: "none", 1: "gate", 2: "up", 3: "down", 16: "router", 17: "router_bias", 18: "logit_bias", 19: "latent_down",
          20: "latent_norm", 21: "latent_up", 22: "shared_gate", 23: "shared_up", 24: "shared_down", 25: "shared_router",
          26: "token_table"}
-PLANES = {0: "none", 1: "weight", 2: "scale", 3: "global_scale", 4: "bias", 5: "shape", 6: "other"}
+PLANES = {0: "none", 1: "weight", 2: "scale", 3: "global_scale", 4: "bias", 5: "shape", 6: "other", 7: "global_divisor"}
 WEIGHT, SCALE = 1, 2
 # number -> name, width in bits, bytes of 1.0 where the encoding can be a group scale (section 9)
-ENCODINGS = {0: ("none", None, None), 1: ("F32", 32, None), 2: ("BF16", 16, b"\x80\x3f"), 3: ("F16", 16, b"\x00\x3c"),
+ENCODINGS = {0: ("none", None, None), 1: ("F32", 32, b"\x00\x00\x80\x3f"), 2: ("BF16", 16, b"\x80\x3f"), 3: ("F16", 16, b"\x00\x3c"),
              4: ("E2M1", 4, None), 5: ("E4M3", 8, b"\x38"), 6: ("E8M0", 8, b"\x7f"), 7: ("INT4_OFFSET", 4, None),
              8: ("I32", 32, None), 9: ("I64", 64, None)}
 LAYOUTS = {0: "canonical", 1: "panel"}

@@ -11,7 +11,7 @@ MAX_COVER = 1 << 31  # nibbles of a section whose matrices are counted one by on
 
 def is_group_scale(m):
     """9: which planes are laid 16 rows side by side."""
-    return m.plane == SCALE and m.group_rows == 1 and m.group_cols in (16, 32) and m.bits in (8, 16)
+    return m.plane == SCALE and m.group_rows == 1 and m.group_cols in (16, 32) and m.bits in (8, 16, 32)
 
 
 def panel_length(m):
@@ -34,7 +34,7 @@ def panel_rows(m, data):
     if m.plane == WEIGHT and m.bits <= 32:
         words, per_row = array.array("I", data), 4 * ceil_div(m.cols, 128 // m.bits)
     elif is_group_scale(m):
-        words, per_row = array.array("B" if m.bits == 8 else "H", data), m.cols
+        words, per_row = array.array({8: "B", 16: "H", 32: "I"}[m.bits], data), m.cols
     else:
         row_bits = m.cols * m.bits
         if row_bits % 8:  # only 4-bit planes that are no weights: unpack nibbles across row ends

@@ -298,7 +298,7 @@ def schema_cases():
     case("descs-half-byte", CORRUPT, "open", "4.3", change=lambda c: desc_raw(c, "F4", (3,), 1))
     case("descs-six-bits", CORRUPT, "open", "4.3", change=lambda c: desc_raw(c, "F6_E2M3", (3,), 2))
     for name, offset, form, value, verdict in (
-            ("role", 0, "H", 4, UNSUPPORTED), ("role-high", 0, "H", 27, UNSUPPORTED), ("plane", 2, "H", 7, UNSUPPORTED),
+            ("role", 0, "H", 4, UNSUPPORTED), ("role-high", 0, "H", 27, UNSUPPORTED), ("plane", 2, "H", 8, UNSUPPORTED),
             ("encoding", 4, "H", 10, UNSUPPORTED), ("bits", 6, "H", 12, CORRUPT), ("bits-zero", 6, "H", 0, CORRUPT), ("reserved", 56, "Q", 1, CORRUPT),
             ("base", 32, "Q", 1, CORRUPT), ("row-stride", 40, "Q", 33, CORRUPT), ("col-stride", 48, "Q", 2, CORRUPT),
             ("stride-overflow", 40, "Q", 1 << 63, CORRUPT), ("base-overflow", 32, "Q", (1 << 64) - 1, CORRUPT)):

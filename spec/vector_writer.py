@@ -33,7 +33,7 @@ STORAGE_ORDER = [ROUTER, ROUTER_BIAS, LOGIT_BIAS, TOKEN_TABLE, LATENT_DOWN, SHAR
                  LATENT_UP, SHARED_DOWN]
 WEIGHT, SCALE, GLOBAL_SCALE, BIAS, SHAPE, OTHER = 1, 2, 3, 4, 5, 6
 F32, BF16, F16, E2M1, E4M3, E8M0, INT4, I32, I64 = 1, 2, 3, 4, 5, 6, 7, 8, 9
-ONE = {E8M0: b"\x7f", E4M3: b"\x38", BF16: b"\x80\x3f", F16: b"\x00\x3c"}
+ONE = {E8M0: b"\x7f", E4M3: b"\x38", BF16: b"\x80\x3f", F16: b"\x00\x3c", F32: b"\x00\x00\x80\x3f"}
 
 H, L, I, S = 48, 32, 40, 24
 
@@ -89,7 +89,7 @@ class Matrix:
                            self.base, *self.strides, 0)
 
     def group_scale(self):
-        return self.plane == SCALE and self.group[0] == 1 and self.group[1] in (16, 32) and self.bits in (8, 16)
+        return self.plane == SCALE and self.group[0] == 1 and self.group[1] in (16, 32) and self.bits in (8, 16, 32)
 
     def element(self, data, r, c):
         """Element (r, c) of the canonical bytes as an integer."""

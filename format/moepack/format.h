@@ -133,12 +133,13 @@ typedef enum moepack_role {
 /* Which part of a role's data a matrix holds. Stored in containers. */
 typedef enum moepack_plane {
     MOEPACK_PLANE_NONE = 0,
-    MOEPACK_PLANE_WEIGHT = 1,       /* the codes or values themselves */
-    MOEPACK_PLANE_SCALE = 2,        /* one per group of group_rows x group_cols weights */
-    MOEPACK_PLANE_GLOBAL_SCALE = 3, /* one per matrix */
-    MOEPACK_PLANE_BIAS = 4,         /* one per output row */
-    MOEPACK_PLANE_SHAPE = 5,        /* integers that repeat the shape (compressed-tensors weight_shape) */
-    MOEPACK_PLANE_OTHER = 6         /* carried, not computed with (input scales ...) */
+    MOEPACK_PLANE_WEIGHT = 1,        /* the codes or values themselves */
+    MOEPACK_PLANE_SCALE = 2,         /* one per group of group_rows x group_cols weights */
+    MOEPACK_PLANE_GLOBAL_SCALE = 3,  /* one per matrix */
+    MOEPACK_PLANE_BIAS = 4,          /* one per output row */
+    MOEPACK_PLANE_SHAPE = 5,         /* integers that repeat the shape (compressed-tensors weight_shape) */
+    MOEPACK_PLANE_OTHER = 6,         /* carried, not computed with (input scales ...) */
+    MOEPACK_PLANE_GLOBAL_DIVISOR = 7 /* one per matrix, that products are divided by */
 } moepack_plane;
 
 /* How one element of a matrix is encoded. Stored in containers. */

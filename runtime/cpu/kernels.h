@@ -49,6 +49,8 @@ typedef struct mpk_activation_params {
     float linear_beta;       /* SITU; 0: the up branch is not capped */
 } mpk_activation_params;
 
+struct mpk_form_scales;
+
 /* Arrays of the element-wise functions need no alignment; n is a multiple of 16. */
 typedef struct mpk_kernels {
     const char *name;
@@ -63,7 +65,8 @@ typedef struct mpk_kernels {
     void (*exp_minus)(const float *x, float shift, float *out, size_t n); /* e^(x - shift) */
     void (*accumulate)(float weight, const float *o, float *s, size_t n); /* s = fma(weight, o, s) */
     void (*norm)(const float *s, const float *weight, float eps, float *out,
-                 size_t n); /* s beyond n is zero up to 32 */
+                 size_t n);                                                         /* s beyond n is zero up to 32 */
+    void (*const *forms)(const mpk_gemv *op, const struct mpk_form_scales *scales); /* forms.h; NULL: the scalar ones */
 } mpk_kernels;
 
 extern const mpk_kernels mpk_kernels_scalar;

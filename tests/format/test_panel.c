@@ -30,7 +30,7 @@ static uint64_t scale_bit(uint64_t r, uint64_t g, uint64_t cols, uint64_t k)
 static bool is_group_scale(const moepack_matrix *m)
 {
     return m->plane == MOEPACK_PLANE_SCALE && m->group_rows == 1 && (m->group_cols == 16 || m->group_cols == 32) &&
-           (m->bits == 8 || m->bits == 16);
+           (m->bits == 8 || m->bits == 16 || m->bits == 32);
 }
 
 static uint64_t naive_length(const moepack_matrix *m)
@@ -46,6 +46,7 @@ static uint64_t padding_of(moepack_encoding encoding)
     return encoding == MOEPACK_ENC_E8M0   ? 0x7f
            : encoding == MOEPACK_ENC_E4M3 ? 0x38
            : encoding == MOEPACK_ENC_BF16 ? 0x3f80
+           : encoding == MOEPACK_ENC_F32  ? 0x3f800000
            : encoding == MOEPACK_ENC_F16  ? 0x3c00
                                           : 0;
 }
@@ -200,9 +201,13 @@ static void test_group_scales(void **state)
     static const struct {
         moepack_encoding encoding;
         unsigned bits;
-    } kinds[] = {{MOEPACK_ENC_E8M0, 8}, {MOEPACK_ENC_E4M3, 8}, {MOEPACK_ENC_BF16, 16}, {MOEPACK_ENC_F16, 16}};
+    } kinds[] = {{MOEPACK_ENC_E8M0, 8},
+                 {MOEPACK_ENC_E4M3, 8},
+                 {MOEPACK_ENC_BF16, 16},
+                 {MOEPACK_ENC_F16, 16},
+                 {MOEPACK_ENC_F32, 32}};
     static const uint32_t groups[] = {16, 32};
-    for (size_t k = 0; k < 4; ++k) {
+    for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; ++k) {
         for (size_t g = 0; g < 2; ++g) {
             for (uint64_t rows = 1; rows < 50; rows += 15) {
                 for (uint64_t cols = 1; cols < 12; cols += 5) {
@@ -230,7 +235,7 @@ static void test_row_order(void **state)
         unsigned bits;
         uint32_t group_rows, group_cols;
     } kinds[] = {
-        {MOEPACK_PLANE_SCALE, 32, 128, 128}, {MOEPACK_PLANE_SCALE, 32, 1, 32}, {MOEPACK_PLANE_SCALE, 16, 1, 64},
+        {MOEPACK_PLANE_SCALE, 32, 128, 128}, {MOEPACK_PLANE_SCALE, 32, 1, 64}, {MOEPACK_PLANE_SCALE, 16, 1, 64},
         {MOEPACK_PLANE_SCALE, 8, 2, 32},     {MOEPACK_PLANE_BIAS, 16, 0, 0},   {MOEPACK_PLANE_SHAPE, 64, 0, 0},
         {MOEPACK_PLANE_WEIGHT, 64, 0, 0},    {MOEPACK_PLANE_OTHER, 4, 0, 0},
     };

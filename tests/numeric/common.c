@@ -141,6 +141,9 @@ test_matrix test_matrix_random(test_random *r, moepack_encoding encoding, uint64
     m.value = test_alloc(rows * cols * sizeof(double));
     if (encoding == MOEPACK_ENC_E2M1) {
         m.view.scales = m.scales = test_alloc(row_blocks * groups * 16);
+        m.view.scale_kind = MPK_SCALE_GROUPS;
+        m.view.scale_encoding = MOEPACK_ENC_E8M0;
+        m.view.group_cols = 32;
         memset(m.scales, 127, row_blocks * groups * 16);
         /* root mean square of the sixteen codes is 2.9 */
         const int typical = 127 + (int)lrint(log2(spread / 2.9));

@@ -490,7 +490,7 @@ static void test_refusals(void **state)
     l.view.router.scales = l.expert[0][0].scales;
     expect(&l, MOEPACK_E_UNSUPPORTED, "router in encoding");
     l.view = good;
-    l.experts[3].down.encoding = MOEPACK_ENC_E4M3;
+    l.experts[3].down.encoding = MOEPACK_ENC_E8M0;
     expect(&l, MOEPACK_E_UNSUPPORTED, "down in encoding");
     l.experts[3].down = l.expert[3][2].view;
     l.experts[2].up.rows++;
