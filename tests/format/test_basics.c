@@ -115,7 +115,7 @@ static void test_names(void **state)
     assert_string_equal(moepack_encoding_name(MOEPACK_ENC_INT4_OFFSET), "INT4_OFFSET");
     for (int i = 0; i < 40; ++i) {
         assert_true((moepack_role_name((moepack_role)i) != NULL) == (i <= 3 || (i >= 16 && i <= 26)));
-        assert_true((moepack_plane_name((moepack_plane)i) != NULL) == (i <= 6));
+        assert_true((moepack_plane_name((moepack_plane)i) != NULL) == (i <= 7));
         assert_true((moepack_encoding_name((moepack_encoding)i) != NULL) == (i <= 9));
     }
     mpk_label(MOEPACK_STACK_MAIN, 12, label);

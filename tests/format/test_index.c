@@ -234,7 +234,7 @@ static const change changes[] = {
     {MPK_T_MATRICES, 0, 0, 2, 4, U},
     {MPK_T_MATRICES, 0, 0, 2, 27, U},
     {MPK_T_MATRICES, 0, 0, 2, 0, MOEPACK_OK},
-    {MPK_T_MATRICES, 0, 2, 2, 7, U},
+    {MPK_T_MATRICES, 0, 2, 2, 8, U},
     {MPK_T_MATRICES, 0, 4, 2, 10, U},
     {MPK_T_MATRICES, 0, 4, 2, 1, C},
     {MPK_T_MATRICES, 0, 4, 2, 7, MOEPACK_OK},
@@ -347,7 +347,7 @@ static const change changes[] = {
 
     {MPK_T_ROLES, 0, 0, 2, 27, U},
     {MPK_T_ROLES, 0, 0, 2, 3, C},
-    {MPK_T_ROLES, 0, 2, 2, 7, U},
+    {MPK_T_ROLES, 0, 2, 2, 8, U},
     {MPK_T_ROLES, 0, 0, 2, 18, C},
     {MPK_T_ROLES, 0, 4, 4, 9, C},
     {MPK_T_ROLES, 0, 4, 4, 8, MOEPACK_OK},
