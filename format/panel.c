@@ -229,17 +229,56 @@ static uint64_t scale_one(moepack_encoding encoding)
     }
 }
 
+typedef uint8_t bytes16 __attribute__((vector_size(16)));
+
+/* 16 x 16 bytes, rows `src_step` apart, become their transpose, rows `dst_step` apart. Interleaving vector i with
+ * vector i + 8, four times, moves every byte's row number to its column number. */
+static void transpose_bytes(const uint8_t *src, uint64_t src_step, uint8_t *dst, uint64_t dst_step)
+{
+    bytes16 v[16], w[16];
+    for (unsigned i = 0; i < 16; ++i) memcpy(&v[i], src + i * src_step, 16);
+    for (unsigned round = 0; round < 4; ++round) {
+        for (unsigned i = 0; i < 8; ++i) {
+            w[2 * i] = __builtin_shufflevector(v[i], v[i + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+            w[2 * i + 1] =
+                __builtin_shufflevector(v[i], v[i + 8], 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+        }
+        memcpy(v, w, sizeof v);
+    }
+    for (unsigned i = 0; i < 16; ++i) memcpy(dst + i * dst_step, &v[i], 16);
+}
+
+/* The first `columns` scale bytes, a multiple of 16, of the 16 rows from r0 on. */
+static void scale_blocks(const moepack_matrix *m, const uint8_t *src, uint8_t *dst, uint64_t r0, uint64_t columns,
+                         bool forward)
+{
+    for (uint64_t c = 0; c < columns; c += TILE_ROWS) {
+        const uint64_t canonical = row_byte(m, r0) + c, stored = scale_element(m, r0, c);
+        if (forward)
+            transpose_bytes(src + canonical, m->row_stride, dst + stored, TILE_ROWS);
+        else
+            transpose_bytes(src + stored, TILE_ROWS, dst + canonical, m->row_stride);
+    }
+}
+
 static void move_scales(const moepack_matrix *m, const uint8_t *src, uint8_t *dst, bool forward)
 {
     const uint64_t padded = ceil_div(m->rows, TILE_ROWS) * TILE_ROWS, one = scale_one(m->encoding);
     const unsigned width = m->bits / 8;
     for (uint64_t r = 0; r < m->rows; ++r) {
-        uint64_t canonical = row_byte(m, r), stored = scale_element(m, r, 0) * width;
+        uint64_t canonical = row_byte(m, r), stored = scale_element(m, r, 0) * width, done = 0;
+        if (width == 1 && m->col_stride == 1) {
+            /* Whole blocks of 16 x 16 went with the block's first row. */
+            done = m->rows - r / TILE_ROWS * TILE_ROWS >= TILE_ROWS ? m->cols / TILE_ROWS * TILE_ROWS : 0;
+            if (r % TILE_ROWS == 0) scale_blocks(m, src, dst, r, done, forward);
+        }
         uint64_t step = m->col_stride * width, panel_step = TILE_ROWS * width;
+        canonical += done * step;
+        stored += done * panel_step;
         if (forward)
-            copy_strided(src + canonical, step, dst + stored, panel_step, m->cols, width);
+            copy_strided(src + canonical, step, dst + stored, panel_step, m->cols - done, width);
         else
-            copy_strided(src + stored, panel_step, dst + canonical, step, m->cols, width);
+            copy_strided(src + stored, panel_step, dst + canonical, step, m->cols - done, width);
     }
     for (uint64_t r = m->rows; forward && r < padded; ++r) {
         for (uint64_t g = 0; g < m->cols; ++g) put_element(dst, m->bits, scale_element(m, r, g), one);
@@ -378,6 +417,18 @@ static moepack_status check(const moepack_matrix *matrices, uint32_t count, uint
     return MOEPACK_OK;
 }
 
+/* Whether the matrices are plain and lie one behind the other from the section's start: then they write every byte. */
+static bool follow_one_another(const moepack_matrix *matrices, uint32_t count)
+{
+    uint64_t bits = 0;
+    for (uint32_t i = 0; i < count; ++i) {
+        const moepack_matrix *m = &matrices[i];
+        if (m->col_stride != 1 || m->row_stride != m->cols || m->base * m->bits != bits) return false;
+        bits += m->rows * m->cols * m->bits; /* check has seen that this does not overflow */
+    }
+    return bits % 8 == 0;
+}
+
 static void move_matrix(const moepack_matrix *m, const uint8_t *src, uint8_t *dst, uint64_t length, bool forward)
 {
     switch (form_of(m)) {
@@ -414,7 +465,7 @@ moepack_status moepack_panel_to_canonical(const moepack_matrix *matrices, uint32
     moepack_status status = check(matrices, count, dst_size, src_size, error);
     if (status != MOEPACK_OK) return status;
     /* Matrices that overlap leave bytes unwritten; those must not be what memory held before. */
-    if (dst_size > 0) memset(dst, 0, dst_size);
+    if (dst_size > 0 && !follow_one_another(matrices, count)) memset(dst, 0, dst_size);
     const uint8_t *from = (const uint8_t *)src;
     for (uint32_t i = 0; i < count; ++i) {
         uint64_t length = 0;

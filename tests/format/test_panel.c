@@ -210,7 +210,7 @@ static void test_group_scales(void **state)
     for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; ++k) {
         for (size_t g = 0; g < 2; ++g) {
             for (uint64_t rows = 1; rows < 50; rows += 15) {
-                for (uint64_t cols = 1; cols < 12; cols += 5) {
+                for (uint64_t cols = 1; cols < 52; cols += 5) {
                     moepack_matrix m = weight(kinds[k].bits, rows, cols);
                     m.plane = MOEPACK_PLANE_SCALE;
                     m.encoding = kinds[k].encoding;
