@@ -21,6 +21,7 @@ typedef struct batch {
 
 typedef struct open_file {
     int fd;
+    mpk_direct direct;
     char *path;
     size_t batches_left;
     mpk_file_stamp stamp;
@@ -98,7 +99,7 @@ static bool stamp_known(const mpk_file_stamp *stamp)
 }
 
 /* Opens the file of a batch, or takes the open one. */
-static moepack_status file_take(mover *m, uint32_t file, int *fd, moepack_error *error)
+static moepack_status file_take(mover *m, uint32_t file, moepack_error *error)
 {
     open_file *f = &m->files[file];
     const mpk_source_file *known = &m->pipeline->source->files[m->plan->source_file[file]];
@@ -113,10 +114,21 @@ static moepack_status file_take(mover *m, uint32_t file, int *fd, moepack_error 
         if (status == MOEPACK_OK &&
             (size != known->size || (stamp_known(&known->stamp) && !mpk_file_stamp_equal(&f->stamp, &known->stamp))))
             status = changed(f->path, error);
+        if (status == MOEPACK_OK) status = mpk_direct_begin(&f->direct, f->fd, f->path, false, error);
+        if (status != MOEPACK_OK && f->fd >= 0) {
+            close(f->fd);
+            f->fd = -1;
+        }
     }
-    *fd = f->fd;
     pthread_mutex_unlock(&m->lock);
     return status;
+}
+
+static void close_file(open_file *f)
+{
+    mpk_direct_end(&f->direct);
+    close(f->fd);
+    f->fd = -1;
 }
 
 /* The last batch of a file closes it, after checking that it is still the file that was opened. */
@@ -129,8 +141,7 @@ static moepack_status file_return(mover *m, uint32_t file, moepack_error *error)
         mpk_file_stamp now;
         status = mpk_file_stamp_of(f->fd, f->path, &now, error);
         if (status == MOEPACK_OK && !mpk_file_stamp_equal(&now, &f->stamp)) status = changed(f->path, error);
-        close(f->fd);
-        f->fd = -1;
+        close_file(f);
     }
     pthread_mutex_unlock(&m->lock);
     return status;
@@ -164,33 +175,62 @@ static moepack_status check_scales(mover *m, const mpk_piece *piece, const mpk_s
     return MOEPACK_OK;
 }
 
+/* Bytes taken from the source at a time while they are hashed and rearranged: they stay in a core's own cache. */
+#define STEP ((uint64_t)256 << 10)
+
+/* Hashes the published bytes of a chunk and rearranges them into `stored`. A group of rows goes step by step, so that
+ * each step is read from memory once. */
+static moepack_status rearrange(const mpk_chunk *chunk, const uint8_t *canonical, uint8_t *stored,
+                                mpk_section_hash *hasher, moepack_error *error)
+{
+    mpk_chunker steps;
+    mpk_chunk step;
+    mpk_shape shape = {.matrices = chunk->matrices,
+                       .matrix_count = chunk->matrix_count,
+                       .layout = MOEPACK_LAYOUT_PANEL,
+                       .canonical_length = chunk->canonical_length,
+                       .decoded_length = chunk->stored_length};
+    moepack_status status = MOEPACK_OK;
+    mpk_chunker_init(&steps, &shape, STEP);
+    while (status == MOEPACK_OK && mpk_chunker_next(&steps, &step)) {
+        const uint8_t *from = canonical + step.canonical_offset;
+        uint8_t *to = stored + step.stored_offset;
+        mpk_section_hash_canonical(hasher, from, step.canonical_length);
+        status = moepack_panel_from_canonical(step.matrices, step.matrix_count, from, step.canonical_length, to,
+                                              step.stored_length, error);
+        if (status == MOEPACK_OK) mpk_section_hash_stored(hasher, to, step.stored_length);
+    }
+    return status;
+}
+
 /* One chunk: from the source, or from `loaded`, to its place in the shard. */
 static moepack_status move_chunk(mover *m, const mpk_piece *piece, const mpk_chunk *chunk, const uint8_t *loaded,
                                  const mpk_buffers *buffers, mpk_section_hash *hasher, const mpk_shape *shape,
                                  mpk_scale_scan *scan, moepack_error *error)
 {
-    const open_file *from = &m->files[piece->file];
-    const uint8_t *canonical = loaded ? loaded + chunk->canonical_offset : buffers->in;
+    const moepack_section *section = &m->plan->tables.sections[piece->section];
+    const uint64_t target = section->offset + chunk->stored_offset;
+    uint8_t *read = NULL, *stored = buffers->out + target % MPK_PAGE; /* in its page as in the file: direct I/O */
     moepack_status status = MOEPACK_OK;
     if (!loaded)
-        status = mpk_file_pread(from->fd, buffers->in, chunk->canonical_length, piece->offset + chunk->canonical_offset,
-                                from->path, error);
+        status = mpk_direct_read(&m->files[piece->file].direct, buffers->in, chunk->canonical_length,
+                                 piece->offset + chunk->canonical_offset, &read, error);
+    const uint8_t *canonical = loaded ? loaded + chunk->canonical_offset : read;
     if (status != MOEPACK_OK) return status;
     mpk_scales_scan(shape, chunk->canonical_offset, canonical, chunk->canonical_length, scan);
     status = check_scales(m, piece, scan, error);
     if (status != MOEPACK_OK) return status;
-    mpk_section_hash_canonical(hasher, canonical, chunk->canonical_length);
-    const uint8_t *stored = canonical;
+    mpk_direct *to = &m->pipeline->shard[piece->shard];
     if (!chunk->same) {
-        status = moepack_panel_from_canonical(chunk->matrices, chunk->matrix_count, canonical, chunk->canonical_length,
-                                              buffers->out, chunk->stored_length, error);
-        if (status != MOEPACK_OK) return status;
-        stored = buffers->out;
+        status = rearrange(chunk, canonical, stored, hasher, error);
+        return status == MOEPACK_OK ? mpk_direct_write(to, stored, chunk->stored_length, target, error) : status;
     }
-    mpk_section_hash_stored(hasher, stored, chunk->stored_length);
-    const moepack_section *section = &m->plan->tables.sections[piece->section];
-    return mpk_file_pwrite(m->pipeline->shard_fd[piece->shard], stored, chunk->stored_length,
-                           section->offset + chunk->stored_offset, m->pipeline->shard_path[piece->shard], error);
+    mpk_section_hash_stored(hasher, canonical, chunk->stored_length);
+    if (chunk->stored_length <= buffers->out_bytes && (uintptr_t)canonical % MPK_PAGE != target % MPK_PAGE) {
+        memcpy(stored, canonical, chunk->stored_length);
+        canonical = stored;
+    }
+    return mpk_direct_write(to, canonical, chunk->stored_length, target, error);
 }
 
 static moepack_status move_piece(mover *m, mpk_lane *lane, size_t index, const uint8_t *loaded, moepack_error *error)
@@ -233,13 +273,13 @@ static moepack_status move_batch(void *user, unsigned lane_number, size_t item, 
     mpk_lane *lane = &m->lanes.lane[lane_number];
     const batch *b = &m->batches[item];
     const mpk_piece *first = &m->plan->pieces[b->first];
-    int fd;
-    moepack_status status = file_take(m, first->file, &fd, error);
+    uint8_t *loaded = NULL;
+    moepack_status status = file_take(m, first->file, error);
     if (status == MOEPACK_OK && b->length)
-        status = mpk_file_pread(fd, lane->in, b->length, first->offset, m->files[first->file].path, error);
+        status = mpk_direct_read(&m->files[first->file].direct, lane->in, b->length, first->offset, &loaded, error);
     for (size_t i = b->first; i < b->first + b->count && status == MOEPACK_OK; i++) {
         const mpk_piece *piece = &m->plan->pieces[i];
-        status = move_piece(m, lane, i, b->length ? lane->in + (piece->offset - first->offset) : NULL, error);
+        status = move_piece(m, lane, i, b->length ? loaded + (piece->offset - first->offset) : NULL, error);
         if (status != MOEPACK_OK && status != MOEPACK_E_INTERRUPTED)
             mpk_pipeline_error_piece(m->pipeline, piece, error);
     }
@@ -275,7 +315,7 @@ static moepack_status move_all(mpk_pipeline *pipeline, moepack_error *error)
         status = mpk_jobs_run(pipeline->jobs, m.batch_count, pipeline->callbacks, move_batch, &m, error);
     if (status == MOEPACK_OK) status = warn_overflows(&m, error);
     for (uint32_t i = 0; m.files && i < file_count; i++) {
-        if (m.files[i].fd >= 0) close(m.files[i].fd);
+        if (m.files[i].fd >= 0) close_file(&m.files[i]);
         free(m.files[i].path);
     }
     free(m.files);
@@ -308,6 +348,8 @@ static moepack_status create_shards(mpk_pipeline *pipeline, moepack_error *error
         /* A reserved file reads as zeros, which is what every gap between sections must hold. */
         if (status == MOEPACK_OK)
             status = mpk_file_reserve(pipeline->shard_fd[i], t->shards[i].file_length, path, error);
+        if (status == MOEPACK_OK)
+            status = mpk_direct_begin(&pipeline->shard[i], pipeline->shard_fd[i], path, true, error);
     }
     return status;
 }
@@ -316,18 +358,23 @@ static moepack_status open_shard_arrays(mpk_pipeline *pipeline, size_t shards, m
 {
     pipeline->shard_fd = malloc((shards ? shards : 1) * sizeof *pipeline->shard_fd);
     pipeline->shard_path = calloc(shards ? shards : 1, sizeof *pipeline->shard_path);
+    pipeline->shard = calloc(shards ? shards : 1, sizeof *pipeline->shard);
+    for (size_t i = 0; pipeline->shard && i < shards; i++) pipeline->shard[i].direct_fd = -1;
     for (size_t i = 0; pipeline->shard_fd && i < shards; i++) pipeline->shard_fd[i] = -1;
-    if (pipeline->shard_fd && pipeline->shard_path) return MOEPACK_OK;
+    if (pipeline->shard_fd && pipeline->shard_path && pipeline->shard) return MOEPACK_OK;
     return mpk_fail(error, MOEPACK_E_REFUSED, "out of memory");
 }
 
 static void close_shards(mpk_pipeline *pipeline, size_t shards)
 {
+    for (size_t i = 0; pipeline->shard && i < shards; i++) mpk_direct_end(&pipeline->shard[i]);
     for (size_t i = 0; pipeline->shard_fd && i < shards; i++)
         if (pipeline->shard_fd[i] >= 0) close(pipeline->shard_fd[i]);
     for (size_t i = 0; pipeline->shard_path && i < shards; i++) free(pipeline->shard_path[i]);
     free(pipeline->shard_fd);
     free(pipeline->shard_path);
+    free(pipeline->shard);
+    pipeline->shard = NULL;
     pipeline->shard_fd = NULL;
     pipeline->shard_path = NULL;
 }

@@ -2,6 +2,7 @@
 #ifndef MOEPACK_CONVERT_PIPELINE_H
 #define MOEPACK_CONVERT_PIPELINE_H
 
+#include "io/io.h"
 #include "pipeline_jobs.h"
 #include "plan.h"
 #include "progress.h"
@@ -15,6 +16,7 @@ typedef struct mpk_pipeline {
     const moepack_callbacks *callbacks;
     mpk_meter *meter;
     int *shard_fd; /* -1: not open */
+    mpk_direct *shard;
     char **shard_path;
 } mpk_pipeline;
 

@@ -2,6 +2,7 @@
 #include "pipeline_jobs.h"
 
 #include "error.h"
+#include "io/io.h"
 #include "io/machine.h"
 #include "progress.h"
 
@@ -18,7 +19,7 @@
 unsigned mpk_jobs_default(void)
 {
     const unsigned cores = mpk_cpus();
-    return cores < DEFAULT_JOBS_MAX ? cores : DEFAULT_JOBS_MAX;
+    return cores < DEFAULT_JOBS_MAX / 2 ? 2 * cores : DEFAULT_JOBS_MAX;
 }
 
 unsigned mpk_jobs_choose(unsigned asked, size_t items)
@@ -137,8 +138,8 @@ moepack_status mpk_lanes_init(mpk_lanes *lanes, unsigned jobs, uint64_t useful, 
     for (unsigned i = 0; good && i < jobs; i++) {
         mpk_lane *lane = &lanes->lane[i];
         *lane = (mpk_lane){.bytes = lanes->bytes, .owner = lanes};
-        lane->in = aligned_alloc(4096, lanes->bytes);
-        lane->out = aligned_alloc(4096, lanes->bytes);
+        lane->in = aligned_alloc(MPK_PAGE, MPK_DIRECT_ROOM(lanes->bytes));
+        lane->out = aligned_alloc(MPK_PAGE, MPK_DIRECT_ROOM(lanes->bytes));
         lane->first = mpk_hasher_new(64);
         lane->second = mpk_hasher_new(64);
         lane->part = mpk_hasher_new(64);
@@ -167,26 +168,29 @@ void mpk_lanes_free(mpk_lanes *lanes)
 
 moepack_status mpk_buffers_take(mpk_lane *lane, uint64_t in, uint64_t out, mpk_buffers *buffers, moepack_error *error)
 {
-    *buffers = (mpk_buffers){.in = lane->in, .out = lane->out};
+    *buffers = (mpk_buffers){.in = lane->in, .out = lane->out, .out_bytes = lane->bytes};
     if (in <= lane->bytes && out <= lane->bytes) return MOEPACK_OK;
     mpk_lanes *lanes = lane->owner;
     const uint64_t most = MPK_POOL_BYTES / 2;
     if (in > most || out > most - in)
         return mpk_fail(error, MOEPACK_E_REFUSED, "needs %llu bytes of buffers at once, %llu are allowed",
                         (unsigned long long)(in <= UINT64_MAX - out ? in + out : UINT64_MAX), (unsigned long long)most);
-    uint64_t need = in + out;
+    const uint64_t need = in + out;
     pthread_mutex_lock(&lanes->lock);
     while (lanes->lendable < need) pthread_cond_wait(&lanes->freed, &lanes->lock);
     lanes->lendable -= need;
     pthread_mutex_unlock(&lanes->lock);
     buffers->borrowed_bytes = need;
-    buffers->borrowed = malloc(need);
+    const uint64_t first = (MPK_DIRECT_ROOM(in) + MPK_PAGE - 1) & ~(uint64_t)(MPK_PAGE - 1);
+    const uint64_t second = (MPK_DIRECT_ROOM(out) + MPK_PAGE - 1) & ~(uint64_t)(MPK_PAGE - 1);
+    buffers->borrowed = aligned_alloc(MPK_PAGE, first + second);
     if (!buffers->borrowed) {
         mpk_buffers_return(lane, buffers);
         return mpk_fail(error, MOEPACK_E_REFUSED, "out of memory for %llu bytes of buffers", (unsigned long long)need);
     }
     buffers->in = buffers->borrowed;
-    buffers->out = buffers->in + in;
+    buffers->out = buffers->in + first;
+    buffers->out_bytes = out;
     return MOEPACK_OK;
 }
 

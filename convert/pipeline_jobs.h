@@ -14,12 +14,13 @@
 
 /* Bound of all buffers of one call, whatever its number of jobs. */
 #define MPK_POOL_BYTES ((uint64_t)512 << 20)
-/* A lane's buffer: large enough that a disk reads sequentially, small enough that 8 lanes of 2 buffers fill half the
- * pool. */
-#define MPK_LANE_BYTES ((uint64_t)16 << 20)
+/* What a lane's buffer holds: large enough that a request costs nothing beside its data, small enough that all lanes'
+ * bytes are still in the cache when they are hashed and rearranged. A multiple of a part. */
+#define MPK_LANE_BYTES ((uint64_t)4 << 20)
 #define MPK_JOBS_MAX 256u
 
-/* min(cores of this process's affinity mask, 8, cgroup v2 CPU limit), at least 1. */
+/* Twice the cores of this process's affinity mask and cgroup v2 CPU limit, at least 2, at most 8: a job waits for the
+ * disk about as long as it computes. */
 unsigned mpk_jobs_default(void);
 /* `asked`, or the default for 0; at most MPK_JOBS_MAX, and never more than there are items. */
 unsigned mpk_jobs_choose(unsigned asked, size_t items);
@@ -33,7 +34,7 @@ moepack_status mpk_jobs_run(unsigned jobs, size_t count, const moepack_callbacks
                             moepack_error *error);
 
 typedef struct mpk_lane {
-    uint8_t *in, *out; /* page aligned, `bytes` each */
+    uint8_t *in, *out; /* page aligned, room for a direct transfer of `bytes` each */
     uint64_t bytes;
     mpk_hasher *first, *second, *part;
     struct mpk_lanes *owner;
@@ -54,10 +55,12 @@ void mpk_lanes_free(mpk_lanes *lanes);
 /* Bytes that lanes of `jobs` threads take, plus `largest` lent ones: for the estimate before a conversion. */
 uint64_t mpk_lanes_memory(unsigned jobs, uint64_t largest);
 
-/* Two buffers for one item: the lane's own when both fit, else borrowed ones. MOEPACK_E_REFUSED when they can never
+/* Two buffers for one item, page aligned and with room for a direct transfer: the lane's own when both fit, else
+ * borrowed ones. MOEPACK_E_REFUSED when they can never
  * fit. */
 typedef struct mpk_buffers {
     uint8_t *in, *out;
+    uint64_t out_bytes; /* that `out` holds */
     void *borrowed;
     uint64_t borrowed_bytes;
 } mpk_buffers;

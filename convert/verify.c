@@ -273,7 +273,7 @@ static moepack_status make_checks(mpk_verify *v, moepack_error *error)
 
 typedef struct shard_work {
     mpk_verify *v;
-    const mpk_verify_shard *shard;
+    mpk_verify_shard *shard;
     mpk_check *checks;
 } shard_work;
 
@@ -304,6 +304,7 @@ static moepack_status verify_shard(mpk_verify *v, uint32_t number, mpk_check *ch
     }
     if (shard.skip)
         for (size_t i = 0; i < count; i++) checks[i].bad = true;
+    mpk_direct_end(&shard.direct);
     if (shard.fd >= 0) close(shard.fd);
     free(shard.path);
     return status;

@@ -82,6 +82,7 @@ typedef struct mpk_verify_shard {
     moepack_shard entry;
     char *path;
     int fd;
+    mpk_direct direct;
     uint64_t real_length;
     bool skip; /* no use in looking at its sections */
 } mpk_verify_shard;
@@ -94,7 +95,7 @@ void mpk_verify_zero(mpk_verify *v, mpk_lane *lane, const mpk_verify_shard *shar
 /* What is known about the bytes of a check's section. */
 void mpk_verify_shape(const mpk_verify *v, const mpk_check *check, mpk_shape *out);
 /* Checks one section's content and the padding behind it. */
-moepack_status mpk_verify_section(mpk_verify *v, mpk_lane *lane, const mpk_verify_shard *shard, mpk_check *check,
+moepack_status mpk_verify_section(mpk_verify *v, mpk_lane *lane, mpk_verify_shard *shard, mpk_check *check,
                                   moepack_error *error);
 
 /* verify_tail.c: compares a tail whose hash is right with the index, entry by entry. */

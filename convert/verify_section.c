@@ -92,9 +92,38 @@ void mpk_verify_shape(const mpk_verify *v, const mpk_check *check, mpk_shape *ou
         mpk_pieces_shape(&v->pieces, &v->pieces.piece[check->piece], out);
 }
 
-/* Reads, hashes and un-permutes chunk by chunk. *padding: the first byte with a wrong padding element, UINT64_MAX if
- * none. */
-static moepack_status run_chunks(mpk_verify *v, mpk_lane *lane, const mpk_verify_shard *shard, const mpk_check *check,
+/* Bytes that are hashed and un-permuted at a time: they stay in a core's own cache. */
+#define STEP ((uint64_t)256 << 10)
+
+/* A chunk in weight order: both hashes, and padding elements; `stored` is read from memory once. */
+static moepack_status restore(const mpk_chunk *chunk, const uint8_t *stored, uint8_t *canonical,
+                              mpk_section_hash *hasher, uint64_t *padding, moepack_error *error)
+{
+    mpk_chunker steps;
+    mpk_chunk step;
+    const mpk_shape shape = {.matrices = chunk->matrices,
+                             .matrix_count = chunk->matrix_count,
+                             .layout = MOEPACK_LAYOUT_PANEL,
+                             .canonical_length = chunk->canonical_length,
+                             .decoded_length = chunk->stored_length};
+    moepack_status status = MOEPACK_OK;
+    mpk_chunker_init(&steps, &shape, STEP);
+    while (status == MOEPACK_OK && mpk_chunker_next(&steps, &step)) {
+        const uint8_t *from = stored + step.stored_offset;
+        uint64_t at;
+        mpk_section_hash_stored(hasher, from, step.stored_length);
+        status = moepack_panel_to_canonical(step.matrices, step.matrix_count, from, step.stored_length, canonical,
+                                            step.canonical_length, error);
+        if (status != MOEPACK_OK) break;
+        mpk_section_hash_canonical(hasher, canonical, step.canonical_length);
+        if (*padding == UINT64_MAX && !mpk_panel_padding(step.matrices, step.matrix_count, from, &at))
+            *padding = chunk->stored_offset + step.stored_offset + at;
+    }
+    return status;
+}
+
+/* Reads and checks chunk by chunk. *padding: the first byte with a wrong padding element, UINT64_MAX if none. */
+static moepack_status run_chunks(mpk_verify *v, mpk_lane *lane, mpk_verify_shard *shard, const mpk_check *check,
                                  const mpk_shape *shape, mpk_section_hash *hasher, uint64_t *padding,
                                  moepack_error *error)
 {
@@ -110,21 +139,16 @@ static moepack_status run_chunks(mpk_verify *v, mpk_lane *lane, const mpk_verify
     moepack_status status = mpk_buffers_take(lane, same ? canonical : stored, same ? 0 : canonical, &buffers, error);
     if (status != MOEPACK_OK) return status;
     while (status == MOEPACK_OK && mpk_chunker_next(&chunker, &chunk)) {
+        uint8_t *bytes = NULL;
         if (mpk_cancelled(&v->options->callbacks)) status = mpk_fail(error, MOEPACK_E_INTERRUPTED, "interrupted");
         if (status == MOEPACK_OK)
-            status = mpk_file_pread(shard->fd, buffers.in, chunk.stored_length, check->offset + chunk.stored_offset,
-                                    shard->path, error);
+            status = mpk_direct_read(&shard->direct, buffers.in, chunk.stored_length,
+                                     check->offset + chunk.stored_offset, &bytes, error);
         if (status != MOEPACK_OK) break;
-        mpk_section_hash_stored(hasher, buffers.in, chunk.stored_length);
-        if (!chunk.same)
-            status = moepack_panel_to_canonical(chunk.matrices, chunk.matrix_count, buffers.in, chunk.stored_length,
-                                                buffers.out, chunk.canonical_length, error);
-        if (status == MOEPACK_OK && !chunk.same) {
-            uint64_t at;
-            mpk_section_hash_canonical(hasher, buffers.out, chunk.canonical_length);
-            if (*padding == UINT64_MAX && !mpk_panel_padding(chunk.matrices, chunk.matrix_count, buffers.in, &at))
-                *padding = chunk.stored_offset + at;
-        }
+        if (chunk.same)
+            mpk_section_hash_stored(hasher, bytes, chunk.stored_length);
+        else
+            status = restore(&chunk, bytes, buffers.out, hasher, padding, error);
         mpk_meter_add(&v->meter, block == MOEPACK_NO_BLOCK ? "" : v->labels[block], chunk.stored_length);
     }
     mpk_buffers_return(lane, &buffers);
@@ -132,7 +156,7 @@ static moepack_status run_chunks(mpk_verify *v, mpk_lane *lane, const mpk_verify
 }
 
 /* Stored bytes of a section that cannot be decoded: their hash, and those of its parts wherever they begin. */
-static moepack_status check_stored(mpk_verify *v, mpk_lane *lane, const mpk_verify_shard *shard, mpk_check *check,
+static moepack_status check_stored(mpk_verify *v, mpk_lane *lane, mpk_verify_shard *shard, mpk_check *check,
                                    const moepack_section *section, moepack_error *error)
 {
     bool parts = section->first_part != MOEPACK_NO_PARTS;
@@ -146,10 +170,11 @@ static moepack_status check_stored(mpk_verify *v, mpk_lane *lane, const mpk_veri
         uint64_t size = check->length - at < lane->bytes ? check->length - at : lane->bytes;
         if (parts && part_length - in_part < size) size = part_length - in_part;
         if (mpk_cancelled(&v->options->callbacks)) return mpk_fail(error, MOEPACK_E_INTERRUPTED, "interrupted");
-        status = mpk_file_pread(shard->fd, lane->in, size, check->offset + at, shard->path, error);
+        uint8_t *bytes = NULL;
+        status = mpk_direct_read(&shard->direct, lane->in, size, check->offset + at, &bytes, error);
         if (status != MOEPACK_OK) break;
-        mpk_hasher_add(lane->second, lane->in, size);
-        if (parts) mpk_hasher_add(lane->part, lane->in, size);
+        mpk_hasher_add(lane->second, bytes, size);
+        if (parts) mpk_hasher_add(lane->part, bytes, size);
         mpk_meter_add(&v->meter, "", size);
         at += size;
         in_part += size;
@@ -172,7 +197,7 @@ static moepack_status check_stored(mpk_verify *v, mpk_lane *lane, const mpk_veri
     return MOEPACK_OK;
 }
 
-static moepack_status check_content(mpk_verify *v, mpk_lane *lane, const mpk_verify_shard *shard, mpk_check *check,
+static moepack_status check_content(mpk_verify *v, mpk_lane *lane, mpk_verify_shard *shard, mpk_check *check,
                                     moepack_error *error)
 {
     moepack_section section;
@@ -201,7 +226,7 @@ static moepack_status check_content(mpk_verify *v, mpk_lane *lane, const mpk_ver
     return MOEPACK_OK;
 }
 
-moepack_status mpk_verify_section(mpk_verify *v, mpk_lane *lane, const mpk_verify_shard *shard, mpk_check *check,
+moepack_status mpk_verify_section(mpk_verify *v, mpk_lane *lane, mpk_verify_shard *shard, mpk_check *check,
                                   moepack_error *error)
 {
     if (!check->selected) return MOEPACK_OK;

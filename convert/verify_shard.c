@@ -177,7 +177,7 @@ static void check_shard(mpk_verify *v, mpk_verify_shard *shard)
 
 moepack_status mpk_verify_shard_open(mpk_verify *v, uint32_t number, mpk_verify_shard *shard, moepack_error *error)
 {
-    *shard = (mpk_verify_shard){.number = number, .fd = -1};
+    *shard = (mpk_verify_shard){.number = number, .fd = -1, .direct = {.direct_fd = -1}};
     moepack_index_shard(v->index, number, &shard->entry);
     char *name = strndup(shard->entry.name.data, shard->entry.name.length);
     shard->path = name ? mpk_path_join(v->dir, name) : NULL;
@@ -187,7 +187,8 @@ moepack_status mpk_verify_shard_open(mpk_verify *v, uint32_t number, mpk_verify_
         return mpk_fail(error, MOEPACK_E_REFUSED, "out of memory");
     }
     moepack_error local = {.offset = -1};
-    if (mpk_file_open(shard->path, &shard->fd, &shard->real_length, &local) != MOEPACK_OK) {
+    if (mpk_file_open(shard->path, &shard->fd, &shard->real_length, &local) != MOEPACK_OK ||
+        mpk_direct_begin(&shard->direct, shard->fd, shard->path, false, &local) != MOEPACK_OK) {
         mpk_verify_found_error(v, number, "", 0, shard->entry.file_length, &local);
         shard->skip = true;
         return MOEPACK_OK;

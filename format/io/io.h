@@ -9,6 +9,7 @@
 
 #include "moepack/format.h"
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <sys/types.h>
 
@@ -95,6 +96,31 @@ typedef struct mpk_file_list {
 } mpk_file_list;
 moepack_status mpk_dir_list(const char *root, mpk_file_list *out, moepack_error *error);
 void mpk_file_list_free(mpk_file_list *list);
+
+/* ---- past the page cache ---- */
+
+/* An open file that is also open with O_DIRECT, where that is possible. Any number of threads may use it. */
+typedef struct mpk_direct {
+    int fd, direct_fd; /* direct_fd -1: not possible */
+    const char *path;
+    atomic_int refused; /* errno of the first refusal; 0: none */
+} mpk_direct;
+
+/* Where there is no direct I/O everything goes through the page cache. fd and path stay the caller's and must live as
+ * long as `file`; mpk_direct_end closes what was opened here. */
+moepack_status mpk_direct_begin(mpk_direct *file, int fd, const char *path, bool write, moepack_error *error);
+void mpk_direct_end(mpk_direct *file);
+/* False, and the reason, if something went through the page cache that could have gone directly elsewhere. */
+bool mpk_direct_reason(const mpk_direct *file, char *out, size_t size);
+/* Bytes of memory that a direct read of `size` bytes at any offset needs. */
+#define MPK_DIRECT_ROOM(size) ((size) + 2 * (uint64_t)MPK_PAGE)
+/* Reads exactly `size` bytes to *data, which lies inside `buffer`: page aligned, MPK_DIRECT_ROOM(size) bytes. Errors as
+ * mpk_file_pread. */
+moepack_status mpk_direct_read(mpk_direct *file, uint8_t *buffer, size_t size, uint64_t offset, uint8_t **data,
+                               moepack_error *error);
+/* Writes as mpk_file_pwrite does. Whole pages go directly if `data` lies in its page where `offset` lies in its own. */
+moepack_status mpk_direct_write(mpk_direct *file, const uint8_t *data, size_t size, uint64_t offset,
+                                moepack_error *error);
 
 /* ---- reading many spans fast ---- */
 

@@ -199,8 +199,7 @@ const char *bench_memdir(const bench *b, uint64_t bytes);
 
 /* A checkpoint with random weights at `path`. */
 moepack_status bench_synth(const bench *b, const mpk_synth_geometry *geometry, const char *path, moepack_error *error);
-moepack_status bench_convert(const bench *b, const char *src, const char *out, moepack_convert_report *report,
-                             moepack_error *error);
+moepack_status bench_convert(const char *src, const char *out, moepack_convert_report *report, moepack_error *error);
 /* Upper bound of the bytes of such a checkpoint. */
 uint64_t bench_checkpoint_bytes(const mpk_synth_geometry *geometry);
 

@@ -404,7 +404,7 @@ static moepack_status prepare(compute *c, moepack_error *error)
     snprintf(source, sizeof source, "%s/source", c->dir.path);
     snprintf(container, sizeof container, "%s/c.moepack", c->dir.path);
     if (status == MOEPACK_OK) status = bench_synth(b, &b->geometry, source, error);
-    if (status == MOEPACK_OK) status = bench_convert(b, source, container, &converted, error);
+    if (status == MOEPACK_OK) status = bench_convert(source, container, &converted, error);
     if (status == MOEPACK_OK) bench_remove_tree(source);
     if (status == MOEPACK_OK) status = load_copies(c, container, error);
     bench_dir_remove(&c->dir);

@@ -195,7 +195,7 @@ static moepack_status run_convert(files_run *io, double *rate, moepack_error *er
     moepack_convert_report report;
     moepack_status status = cold(io, &io->source_files, error);
     const double started = cli_seconds();
-    if (status == MOEPACK_OK) status = bench_convert(io->b, io->source, io->out, &report, error);
+    if (status == MOEPACK_OK) status = bench_convert(io->source, io->out, &report, error);
     if (status != MOEPACK_OK) return status;
     io->amount = report.source_bytes;
     *rate = (double)io->amount / (cli_seconds() - started);
@@ -208,7 +208,6 @@ static moepack_status run_verify(files_run *io, double *rate, moepack_error *err
     moepack_verify_options options;
     moepack_verify_report report;
     moepack_verify_options_init(&options);
-    options.jobs = io->b->threads;
     options.callbacks.cancel = &cli_cancelled;
     moepack_status status = cold(io, &io->files, error);
     const double started = cli_seconds();
@@ -294,7 +293,7 @@ static moepack_status make_container(files_run *io, moepack_error *error)
     moepack_convert_report report;
     const mpk_synth_geometry g = experts_only(io->b);
     moepack_status status = bench_synth(io->b, &g, io->source, error);
-    if (status == MOEPACK_OK) status = bench_convert(io->b, io->source, io->container, &report, error);
+    if (status == MOEPACK_OK) status = bench_convert(io->source, io->container, &report, error);
     if (status == MOEPACK_OK) status = bench_files_list(io->source, &io->source_files, error);
     if (status == MOEPACK_OK) status = bench_files_list(io->container, &io->files, error);
     if (status == MOEPACK_OK) status = bench_plan_open(&io->load, io->container, error);
@@ -308,7 +307,7 @@ static moepack_status make_small(files_run *io, moepack_error *error)
     const mpk_synth_geometry g = many_experts(io->b);
     snprintf(source, sizeof source, "%s/small", io->dir.path);
     moepack_status status = bench_synth(io->b, &g, source, error);
-    if (status == MOEPACK_OK) status = bench_convert(io->b, source, io->small, &report, error);
+    if (status == MOEPACK_OK) status = bench_convert(source, io->small, &report, error);
     return status;
 }
 

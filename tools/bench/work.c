@@ -110,12 +110,10 @@ moepack_status bench_synth(const bench *b, const mpk_synth_geometry *geometry, c
     return status;
 }
 
-moepack_status bench_convert(const bench *b, const char *src, const char *out, moepack_convert_report *report,
-                             moepack_error *error)
+moepack_status bench_convert(const char *src, const char *out, moepack_convert_report *report, moepack_error *error)
 {
     moepack_convert_options options;
     moepack_convert_options_init(&options);
-    options.jobs = b->threads;
     options.callbacks.cancel = &cli_cancelled;
     return moepack_convert(src, out, &options, report, error);
 }
