@@ -4,6 +4,7 @@
 
 #include "bytes.h"
 #include "moepack/convert.h"
+#include "storage_forms.h"
 
 #include <string.h>
 
@@ -68,9 +69,22 @@ const char *moepack_family_type(size_t i, size_t t)
     return NULL;
 }
 
+/* Those of single matrices, each once, where the family has such; then fused ones. */
 const char *moepack_family_form(size_t i, size_t f)
 {
-    return i < COUNT(families) && f < families[i]->form_count ? families[i]->forms[f].name : NULL;
+    if (i >= COUNT(families)) return NULL;
+    const mpk_family_form *plain = mpk_family_plain(families[i]);
+    const mpk_storage_form *form, *last = NULL;
+    for (size_t k = 0; plain && (form = mpk_storage_form_at(k)) != NULL; k++) {
+        if (last && strcmp(last->name, form->name) == 0) continue;
+        last = form;
+        if (f-- == 0) return form->name;
+    }
+    for (uint32_t k = 0; k < families[i]->form_count; k++) {
+        if (strchr(families[i]->forms[k].sections[0].pattern, '{')) continue;
+        if (f-- == 0) return families[i]->forms[k].name;
+    }
+    return NULL;
 }
 
 bool mpk_term_value(mpk_term term, const uint64_t size[MPK_SIZE_COUNT], uint64_t *value)

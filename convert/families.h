@@ -54,7 +54,8 @@ typedef struct mpk_family_section {
     mpk_family_matrix matrices[MPK_MATRICES_MAX];
 } mpk_family_section;
 
-/* A way in which a family's experts are stored. Chosen per block by the tensors found, never by the config. */
+/* A way in which a family's experts are stored, or named: see mpk_family_plain. Chosen by the tensors found, never by
+ * the config. */
 typedef struct mpk_family_form {
     const char *name;  /* "mxfp4" */
     const char *quant; /* quantization_config.format that goes with it; NULL: none */
@@ -235,6 +236,13 @@ typedef struct mpk_family {
     bool mtp_may_lack;          /* saved copies drop the prediction layers and keep the key that counts them */
 } mpk_family;
 
+/* The form that names single matrices: per expert, plain weights called "....weight", one to a tensor. NULL: all
+ * experts are fused. Each matrix that it names, and each dense matrix called so, may be stored in any of
+ * storage_forms.h. */
+const mpk_family_form *mpk_family_plain(const mpk_family *family);
+/* Whether a dense part may be stored in any form: all but routers and their like, which every family keeps plain. */
+bool mpk_family_role_has_forms(const mpk_family_role *role);
+
 /* Family i, NULL past the end. */
 const mpk_family *mpk_family_at(size_t i);
 
@@ -260,7 +268,9 @@ typedef struct mpk_name {
     uint32_t layer;
     const char *suffix; /* what follows the block's prefix */
     const mpk_family_role *role;
-    uint64_t expert; /* UINT64_MAX for a fused tensor of all experts */
+    uint64_t expert;      /* UINT64_MAX for a fused tensor of all experts */
+    uint32_t part;        /* section of mpk_family_plain, UINT32_MAX: a tensor of another form */
+    uint32_t form_suffix; /* with `part`, or a role that has forms: which tensor of the matrix */
 } mpk_name;
 
 /* What a tensor's name says. */

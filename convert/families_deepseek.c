@@ -1,13 +1,11 @@
 /* DeepSeek-MoE 16B, V2 and V3 (with the models that reuse V3's layout), and GLM-4.5. One set of tensor names, four ways
- * to route. Experts stored as BF16 or F32; the FP8 and int4 releases are other forms, which no table here has. */
+ * to route. */
 #include "families_tables.h"
 
 static const mpk_family_section bf16[] = {GATED(PLAIN_BF16, "gate_proj", "up_proj", "down_proj")};
-static const mpk_family_section f32[] = {GATED(PLAIN_F32, "gate_proj", "up_proj", "down_proj")};
 
 static const mpk_family_form forms[] = {
     {"bf16", NULL, COUNT(bf16), bf16},
-    {"f32", NULL, COUNT(f32), f32},
 };
 
 /* The shared experts are one MLP of n_shared_experts times the width, whatever their number. */
@@ -79,7 +77,7 @@ static const mpk_family_type moe_16b_types[] = {{"deepseek", NULL, NULL}};
 
 const mpk_family mpk_family_deepseek = {
     .name = "deepseek",
-    .about = "DeepSeek-MoE 16B: softmax, shared experts, BF16 or F32",
+    .about = "DeepSeek-MoE 16B: softmax, shared experts",
     .tested =
         "layer goldens of the DeepSeek-V2 module of transformers 5.24.0 (greedy, scale 1); the remote code was not run",
     .types = moe_16b_types,
@@ -116,7 +114,7 @@ static const mpk_family_type v2_types[] = {{"deepseek_v2", NULL, NULL}};
 
 const mpk_family mpk_family_deepseek_v2 = {
     .name = "deepseek_v2",
-    .about = "DeepSeek-V2 and V2-Lite: softmax, groups by their best expert, shared experts, BF16 or F32",
+    .about = "DeepSeek-V2 and V2-Lite: softmax, groups by their best expert, shared experts",
     .tested = "layer goldens of transformers 5.24.0",
     .types = v2_types,
     .type_count = COUNT(v2_types),
@@ -155,9 +153,10 @@ static const mpk_family_type glm4_types[] = {{"glm4_moe", NULL, NULL}};
 
 const mpk_family mpk_family_deepseek_v3 = {
     .name = "deepseek_v3",
-    .about = "DeepSeek-V3, R1, Moonlight, Kimi K2 as BF16 or F32: sigmoid, selection bias, groups by two best, shared "
+    .about = "DeepSeek-V3, R1, V3.1, Moonlight, Kimi K2 and K2-Thinking: sigmoid, selection bias, groups by two best, "
+             "shared "
              "experts",
-    .tested = "layer goldens of transformers 5.24.0 (groups masked with -inf)",
+    .tested = "layer goldens of transformers 5.24.0 (groups masked with -inf), also with FP8 128x128 and int4 weights",
     .types = v3_types,
     .type_count = COUNT(v3_types),
     .keys = biased_keys,
@@ -170,7 +169,7 @@ const mpk_family mpk_family_deepseek_v3 = {
 
 const mpk_family mpk_family_glm4_moe = {
     .name = "glm4_moe",
-    .about = "GLM-4.5, 4.6, 4.7: sigmoid, selection bias, shared expert, BF16 or F32",
+    .about = "GLM-4.5, 4.6, 4.7: sigmoid, selection bias, shared expert",
     .tested = "layer goldens of transformers 5.24.0",
     .types = glm4_types,
     .type_count = COUNT(glm4_types),

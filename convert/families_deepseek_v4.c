@@ -2,11 +2,9 @@
 #include "families_tables.h"
 
 static const mpk_family_section bf16[] = {GATED(PLAIN_BF16, "w1", "w3", "w2")};
-static const mpk_family_section f32[] = {GATED(PLAIN_F32, "w1", "w3", "w2")};
 
 static const mpk_family_form forms[] = {
     {"bf16", NULL, COUNT(bf16), bf16},
-    {"f32", NULL, COUNT(f32), f32},
 };
 
 /* gate.bias is a selection bias here, and elsewhere would be one of the logits. Layers with a table have none. */

@@ -319,11 +319,9 @@ const mpk_family mpk_family_dbrx = {
 /* ------------------------------------------------------------------------------------------------ Phi-3.5-MoE */
 
 static const mpk_family_section phi_bf16[] = {GATED(PLAIN_BF16, "w1", "w3", "w2")};
-static const mpk_family_section phi_f32[] = {GATED(PLAIN_F32, "w1", "w3", "w2")};
 
 static const mpk_family_form phi_forms[] = {
     {"bf16", NULL, COUNT(phi_bf16), phi_bf16},
-    {"f32", NULL, COUNT(phi_f32), phi_f32},
 };
 
 static const mpk_family_role phi_roles[] = {ROUTER("gate.weight")};

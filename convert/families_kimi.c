@@ -1,36 +1,12 @@
 /* Kimi Linear and Kimi K3. */
 #include "families_tables.h"
 
-/* compressed-tensors "mxfp4-pack-quantized": two 4-bit codes to a byte, even column in the low nibble, one E8M0 scale
- * byte per 32 consecutive input columns. w1 is the gate, w3 the up and w2 the down projection. */
-#define MXFP4(which, role, out, in)                                                                              \
-    {.pattern = "experts.{expert}." which ".weight_packed",                                                      \
-     .dtype = MOEPACK_DTYPE_U8,                                                                                  \
-     .rank = 2,                                                                                                  \
-     .dims = {SIZE(out), PART(in, 2)},                                                                           \
-     .matrix_count = 1,                                                                                          \
-     .matrices = {                                                                                               \
-         {role, MOEPACK_PLANE_WEIGHT, MOEPACK_ENC_E2M1, 4, 0, 0, SIZE(out), SIZE(in), ZERO, SIZE(in), NUM(1)}}}, \
-    {                                                                                                            \
-        .pattern = "experts.{expert}." which ".weight_scale", .dtype = MOEPACK_DTYPE_U8, .rank = 2,              \
-        .dims = {SIZE(out), PART(in, 32)}, .matrix_count = 1, .matrices = {                                      \
-            {role, MOEPACK_PLANE_SCALE, MOEPACK_ENC_E8M0, 8, 1, 32, SIZE(out), PART(in, 32), ZERO, PART(in, 32), \
-             NUM(1)}                                                                                             \
-        }                                                                                                        \
-    }
-
-static const mpk_family_section kimi_mxfp4[] = {
-    MXFP4("w1", MOEPACK_ROLE_GATE, MPK_I, MPK_L),
-    MXFP4("w3", MOEPACK_ROLE_UP, MPK_I, MPK_L),
-    MXFP4("w2", MOEPACK_ROLE_DOWN, MPK_L, MPK_I),
-};
-
+/* w1 is the gate, w3 the up and w2 the down projection. */
 static const mpk_family_section kimi_bf16[] = {
     GATED(PLAIN_BF16, "w1", "w3", "w2"),
 };
 
 static const mpk_family_form kimi_forms[] = {
-    {"mxfp4", "mxfp4-pack-quantized", COUNT(kimi_mxfp4), kimi_mxfp4},
     {"bf16", NULL, COUNT(kimi_bf16), kimi_bf16},
 };
 
@@ -105,7 +81,7 @@ static const mpk_family_type kimi_linear_types[] = {
 
 const mpk_family mpk_family_kimi_k3 = {
     .name = "kimi_k3",
-    .about = "Kimi K3: latent experts, SiTU, MXFP4 or BF16",
+    .about = "Kimi K3: latent experts, SiTU",
     .tested = "layer goldens of a second implementation after the published code, on small checkpoints in the "
               "published layout",
     .types = kimi_k3_types,
@@ -115,7 +91,7 @@ const mpk_family mpk_family_kimi_k3 = {
 
 const mpk_family mpk_family_kimi_linear = {
     .name = "kimi_linear",
-    .about = "Kimi Linear: SiLU experts at full width, BF16 or MXFP4",
+    .about = "Kimi Linear: SiLU experts at full width",
     .tested =
         "layer goldens of transformers 5.24.0 and of a gate after the published remote code (weight_from = biased)",
     .types = kimi_linear_types,

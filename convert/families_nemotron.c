@@ -4,11 +4,9 @@
 #define UNGATED(type) type("up_proj", MOEPACK_ROLE_UP, MPK_I, MPK_L), type("down_proj", MOEPACK_ROLE_DOWN, MPK_L, MPK_I)
 
 static const mpk_family_section bf16[] = {UNGATED(PLAIN_BF16)};
-static const mpk_family_section f32[] = {UNGATED(PLAIN_F32)};
 
 static const mpk_family_form forms[] = {
     {"bf16", NULL, COUNT(bf16), bf16},
-    {"f32", NULL, COUNT(f32), f32},
 };
 
 /* There is no norm in the latent space. Shared experts see the full width. */

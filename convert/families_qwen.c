@@ -2,14 +2,12 @@
 #include "families_tables.h"
 
 static const mpk_family_section bf16[] = {GATED(PLAIN_BF16, "gate_proj", "up_proj", "down_proj")};
-static const mpk_family_section f32[] = {GATED(PLAIN_F32, "gate_proj", "up_proj", "down_proj")};
 static const mpk_family_section fused_bf16[] = {HALVES("experts.gate_up_proj", "experts.down_proj", BF16_ELEMENTS)};
 static const mpk_family_section fused_f32[] = {HALVES("experts.gate_up_proj", "experts.down_proj", F32_ELEMENTS)};
 
 /* Releases of Qwen2 and Qwen3-Next are per expert, those of 3.5 and 3.6 fused; transformers saves each either way. */
 static const mpk_family_form forms[] = {
     {"bf16", NULL, COUNT(bf16), bf16},
-    {"f32", NULL, COUNT(f32), f32},
     {"bf16-fused", NULL, COUNT(fused_bf16), fused_bf16},
     {"f32-fused", NULL, COUNT(fused_f32), fused_f32},
 };

@@ -24,7 +24,6 @@ static const mpk_family_role roles[] = {
 /* ------------------------------------------------------------------------------------------------ Mixtral */
 
 static const mpk_family_section w_bf16[] = {GATED(PLAIN_BF16, "w1", "w3", "w2")};
-static const mpk_family_section w_f32[] = {GATED(PLAIN_F32, "w1", "w3", "w2")};
 
 /* What transformers 5 saves with save_original_format=False. */
 static const mpk_family_section fused_bf16[] = {HALVES("experts.gate_up_proj", "experts.down_proj", BF16_ELEMENTS)};
@@ -32,7 +31,6 @@ static const mpk_family_section fused_f32[] = {HALVES("experts.gate_up_proj", "e
 
 static const mpk_family_form w_forms[] = {
     {"bf16", NULL, COUNT(w_bf16), w_bf16},
-    {"f32", NULL, COUNT(w_f32), w_f32},
     {"bf16-fused", NULL, COUNT(fused_bf16), fused_bf16},
     {"f32-fused", NULL, COUNT(fused_f32), fused_f32},
 };
@@ -59,7 +57,7 @@ static const mpk_family_type mixtral_types[] = {{"mixtral", NULL, NULL}};
 
 const mpk_family mpk_family_mixtral = {
     .name = "mixtral",
-    .about = "Mixtral 8x7B, 8x22B: softmax, renormalised, BF16 or F32",
+    .about = "Mixtral 8x7B, 8x22B: softmax, renormalised",
     .tested = "layer goldens of transformers 4.57.6 and 5.24.0",
     .types = mixtral_types,
     .type_count = COUNT(mixtral_types),
@@ -79,11 +77,9 @@ const mpk_family mpk_family_mixtral = {
 /* ------------------------------------------------------------------------------------------------ Qwen3-MoE, OLMoE */
 
 static const mpk_family_section proj_bf16[] = {GATED(PLAIN_BF16, "gate_proj", "up_proj", "down_proj")};
-static const mpk_family_section proj_f32[] = {GATED(PLAIN_F32, "gate_proj", "up_proj", "down_proj")};
 
 static const mpk_family_form proj_forms[] = {
     {"bf16", NULL, COUNT(proj_bf16), proj_bf16},
-    {"f32", NULL, COUNT(proj_f32), proj_f32},
     {"bf16-fused", NULL, COUNT(fused_bf16), fused_bf16},
     {"f32-fused", NULL, COUNT(fused_f32), fused_f32},
 };
@@ -114,7 +110,7 @@ static const mpk_family_type qwen3_types[] = {{"qwen3_moe", NULL, NULL}};
 
 const mpk_family mpk_family_qwen3_moe = {
     .name = "qwen3_moe",
-    .about = "Qwen3-30B-A3B, 235B-A22B: softmax, BF16 or F32",
+    .about = "Qwen3-30B-A3B, 235B-A22B: softmax",
     .tested = "layer goldens of transformers 5.24.0",
     .types = qwen3_types,
     .type_count = COUNT(qwen3_types),
@@ -145,7 +141,7 @@ static const mpk_family_type olmoe_types[] = {{"olmoe", NULL, NULL}};
 
 const mpk_family mpk_family_olmoe = {
     .name = "olmoe",
-    .about = "OLMoE: softmax, BF16 or F32",
+    .about = "OLMoE: softmax",
     .tested = "layer goldens of transformers 5.24.0",
     .types = olmoe_types,
     .type_count = COUNT(olmoe_types),

@@ -16,11 +16,9 @@
     }
 
 static const mpk_family_section bf16[] = {EXPERT(MOEPACK_DTYPE_BF16, MOEPACK_ENC_BF16, 16)};
-static const mpk_family_section f32[] = {EXPERT(MOEPACK_DTYPE_F32, MOEPACK_ENC_F32, 32)};
 
 static const mpk_family_form forms[] = {
     {"bf16", NULL, COUNT(bf16), bf16},
-    {"f32", NULL, COUNT(f32), f32},
 };
 
 static const mpk_family_role roles[] = {ROUTER("router.classifier.weight")};

@@ -25,7 +25,6 @@
         }                                                                                                             \
     }
 #define PLAIN_BF16(which, role, out, in) PLAIN(which, role, out, in, MOEPACK_DTYPE_BF16, MOEPACK_ENC_BF16, 16)
-#define PLAIN_F32(which, role, out, in) PLAIN(which, role, out, in, MOEPACK_DTYPE_F32, MOEPACK_ENC_F32, 32)
 
 /* The three matrices of a gated expert under a family's names for them. */
 #define GATED(type, gate, up, down)                                                       \

@@ -54,8 +54,8 @@ static moepack_status intern_policy(mpk_planner *planner, uint32_t source_policy
 static moepack_status make_record(mpk_planner *planner, const mpk_source_block *block, uint32_t expert, uint32_t schema)
 {
     mpk_tables *t = planner->tables;
-    uint32_t count = planner->source->schemas[block->schema].count;
-    const uint32_t *tensor = block->section + (size_t)expert * count;
+    uint32_t count = planner->source->schemas[mpk_source_expert_schema(block, expert)].count;
+    const uint32_t *tensor = mpk_source_expert_tensors(planner->source, block, expert);
     if (!mpk_grow(&t->records, t->record_count, sizeof *t->records)) return mpk_plan_oom(planner);
     moepack_record *record = &t->records[t->record_count++];
     *record = (moepack_record){.shard = MOEPACK_NO_SHARD};
@@ -92,9 +92,11 @@ static moepack_status make_block(mpk_planner *planner, uint32_t source_block)
         .stack = from->stack, .number = from->number, .experts = from->experts, .first_record = t->record_count};
     if (!mpk_tables_string(t, from->prefix, strlen(from->prefix), &to->prefix)) return mpk_plan_oom(planner);
     moepack_status status = intern_policy(planner, from->policy, &to->policy);
-    uint32_t schema = 0;
-    if (status == MOEPACK_OK) status = mpk_plan_schema(planner, from->schema, &schema);
-    for (uint32_t e = 0; e < from->experts && status == MOEPACK_OK; e++) status = make_record(planner, from, e, schema);
+    for (uint32_t e = 0; e < from->experts && status == MOEPACK_OK; e++) {
+        uint32_t schema = 0;
+        status = mpk_plan_schema(planner, mpk_source_expert_schema(from, e), &schema);
+        if (status == MOEPACK_OK) status = make_record(planner, from, e, schema);
+    }
     return status;
 }
 
@@ -115,8 +117,8 @@ static moepack_status record_pieces(mpk_planner *planner, uint32_t block, uint32
     const moepack_record *record = &t->records[t->blocks[block].first_record + expert];
     if (record->shard == MOEPACK_NO_SHARD) return MOEPACK_OK;
     const mpk_schema_entry *schema = &t->schemas[record->schema];
-    const uint32_t *tensor =
-        planner->source->blocks[planner->plan->source_block[block]].section + (size_t)expert * schema->count;
+    const uint32_t *tensor = mpk_source_expert_tensors(
+        planner->source, &planner->source->blocks[planner->plan->source_block[block]], expert);
     moepack_status status = MOEPACK_OK;
     for (uint32_t s = 0; s < schema->count && status == MOEPACK_OK; s++) {
         const moepack_desc *desc = &t->descs[schema->first_desc + s];

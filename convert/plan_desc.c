@@ -189,14 +189,16 @@ static bool role_matrix(const mpk_source_tensor *tensor, moepack_matrix *out)
     unsigned bits = mpk_encoding_bits((moepack_encoding)tensor->encoding);
     unsigned width = moepack_dtype_bits((moepack_dtype)tensor->dtype);
     if (tensor->role == MOEPACK_ROLE_NONE || bits == 0 || width < bits || width % bits != 0) return false;
-    if (tensor->rank != 1 && tensor->rank != 2) return false;
-    uint64_t rows = tensor->dims[0], cols = tensor->rank == 2 ? tensor->dims[1] : 1;
+    if (tensor->rank > 2) return false;
+    uint64_t rows = tensor->rank > 0 ? tensor->dims[0] : 1, cols = tensor->rank == 2 ? tensor->dims[1] : 1;
     uint64_t packed = width / bits;
     if (packed > 1 && (tensor->rank != 2 || !mpk_mul64(cols, packed, &cols))) return false;
     *out = (moepack_matrix){.role = (moepack_role)tensor->role,
                             .plane = (moepack_plane)tensor->plane,
                             .encoding = (moepack_encoding)tensor->encoding,
                             .bits = bits,
+                            .group_rows = tensor->group_rows,
+                            .group_cols = tensor->group_cols,
                             .rows = rows,
                             .cols = cols,
                             .row_stride = cols,

@@ -180,6 +180,7 @@ moepack_status mpk_source_open(const char *dir, const mpk_source_options *option
     free(o.role_tensor);
     free(o.form);
     free(o.form_schema);
+    mpk_parts_free(&o);
     free(o.deferred);
     if (status) {
         mpk_source_close(o.source);
@@ -192,7 +193,10 @@ moepack_status mpk_source_open(const char *dir, const mpk_source_options *option
 void mpk_source_close(mpk_source *source)
 {
     if (!source) return;
-    for (uint32_t b = 0; b < source->block_count; b++) free(source->blocks[b].section);
+    for (uint32_t b = 0; b < source->block_count; b++) {
+        free(source->blocks[b].section);
+        free(source->blocks[b].expert_schema);
+    }
     free(source->blocks);
     free(source->files);
     free(source->tensors);

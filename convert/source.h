@@ -30,6 +30,7 @@ typedef struct mpk_source_tensor {
     uint16_t role; /* moepack_role of a dense tensor of a block; NONE for expert sections and all else */
     uint16_t plane;
     uint16_t encoding;
+    uint32_t group_rows, group_cols; /* scales of a dense part: weights that share one; else 0 */
 } mpk_source_tensor;
 
 /* One section slot of an expert schema: shape and meaning, equal for all experts that use the schema. */
@@ -56,11 +57,18 @@ typedef struct mpk_source_block {
     char *prefix; /* with its final dot */
     char label[MOEPACK_LABEL_MAX];
     uint32_t experts;
-    uint32_t policy;   /* index into policies */
-    bool selected;     /* by --layers */
-    uint32_t schema;   /* of all its experts; per-expert schemas come with mixed storage forms */
-    uint32_t *section; /* [experts x schema count] tensor index; MPK_NO_TENSOR where the expert is not selected */
+    uint32_t policy;         /* index into policies */
+    bool selected;           /* by --layers */
+    uint32_t schema;         /* of all its experts, or ... */
+    uint32_t *expert_schema; /* ... [experts], where each may be stored in another form; NULL: `schema` */
+    uint32_t stride;         /* sections from one expert to the next; 0: as many as the schema has */
+    uint32_t *section;       /* [experts x stride] tensor index; MPK_NO_TENSOR where the expert is not selected */
 } mpk_source_block;
+
+static inline uint32_t mpk_source_expert_schema(const mpk_source_block *block, uint32_t expert)
+{
+    return block->expert_schema ? block->expert_schema[expert] : block->schema;
+}
 
 typedef struct mpk_source_policy {
     moepack_policy policy;
@@ -95,6 +103,13 @@ typedef struct mpk_source_options {
     size_t policy_count;
     const moepack_callbacks *callbacks;
 } mpk_source_options;
+
+/* The tensors of an expert, one per section of its schema. */
+static inline const uint32_t *mpk_source_expert_tensors(const mpk_source *source, const mpk_source_block *block,
+                                                        uint32_t expert)
+{
+    return block->section + (size_t)expert * (block->stride ? block->stride : source->schemas[block->schema].count);
+}
 
 /* Reads and checks everything: index json, headers, config, family, names, shapes, selection. */
 moepack_status mpk_source_open(const char *dir, const mpk_source_options *options, mpk_source **out,

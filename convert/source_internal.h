@@ -39,6 +39,9 @@ typedef struct mpk_weight_map {
     mpk_arena *arena;
 } mpk_weight_map;
 
+/* source_parts.c's: tensors of matrices that may have any storage form. */
+typedef struct mpk_parts mpk_parts;
+
 /* One mpk_source_open at work. */
 typedef struct mpk_opening {
     mpk_source_state *state;
@@ -51,7 +54,8 @@ typedef struct mpk_opening {
     uint32_t *role_tensor;       /* [blocks x roles of the family] */
     uint32_t *form;              /* [blocks] storage form, UINT32_MAX: none seen */
     uint32_t *form_schema;       /* [forms of the family] */
-    uint32_t *deferred;          /* tensors that several forms have, found before the block's form was known */
+    mpk_parts *parts;
+    uint32_t *deferred; /* tensors that several forms have, found before the block's form was known */
     size_t deferred_count;
     bool settle;    /* do not defer any more */
     size_t unknown; /* tensors of blocks that no pattern knows */
@@ -82,7 +86,24 @@ uint32_t mpk_source_block_of(const mpk_source_state *state, const mpk_name *name
 /* Whether the selection keeps a tensor of this name. */
 bool mpk_source_name_kept(const mpk_source_state *state, bool moe_only, const char *name);
 
+moepack_status mpk_source_doubled(mpk_opening *o, uint32_t first, uint32_t second);
+/* A tensor that the block should have, by its name after the prefix. expert -1: none. */
+moepack_status mpk_source_missing(mpk_opening *o, const mpk_source_block *block, const char *suffix, int64_t expert);
+
+/* source_parts.c: once blocks are known; one tensor of an expert or a role; then one block and one role at a time. */
+moepack_status mpk_parts_new(mpk_opening *o);
+void mpk_parts_free(mpk_opening *o);
+moepack_status mpk_parts_add(mpk_opening *o, uint32_t tensor, uint32_t block, const mpk_name *name);
+moepack_status mpk_parts_add_role(mpk_opening *o, uint32_t tensor, uint32_t block, const mpk_name *name);
+/* Whether a block has tensors of mpk_parts_add. */
+bool mpk_parts_hold(const mpk_opening *o, uint32_t block);
+/* Fills the schemas and sections of a selected block. */
+moepack_status mpk_parts_settle(mpk_opening *o, uint32_t block);
+moepack_status mpk_parts_settle_role(mpk_opening *o, uint32_t block, const mpk_family_role *role);
+
 /* source_schema.c */
+/* "[3, 4]"; returns buf. */
+const char *mpk_source_show_shape(const uint64_t *dims, uint32_t rank, char *buf, size_t size);
 /* Schema of a storage form at this source's sizes; made on first use. */
 moepack_status mpk_source_schema_of(mpk_opening *o, uint32_t form, uint32_t *schema);
 /* How experts share a tensor: not at all, behind a first dimension E, or one after the other in the first dimension. */

@@ -4,6 +4,7 @@
 #include "bytes.h"
 #include "error.h"
 #include "selection.h"
+#include "storage_forms.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -169,6 +170,8 @@ static moepack_status check_claims(mpk_opening *o, uint64_t blocks)
     for (uint32_t f = 0; f < o->state->family->form_count; f++) {
         if (o->state->family->forms[f].count > most) most = o->state->family->forms[f].count;
     }
+    const mpk_family_form *plain = mpk_family_plain(o->state->family);
+    if (plain && plain->count * MPK_FORM_PLANES > most) most = plain->count * MPK_FORM_PLANES;
     bool sane = mpk_mul64(blocks, experts, &entries) && mpk_mul64(entries, most, &entries) && entries <= limit &&
                 blocks <= name_count(o);
     if (sane) return MOEPACK_OK;
@@ -229,7 +232,7 @@ static moepack_status blame_tensor(mpk_opening *o, moepack_status status, uint32
     return mpk_source_blame(o, status, o->source->tensors[tensor].file, o->source->tensors[tensor].name);
 }
 
-static moepack_status doubled(mpk_opening *o, uint32_t first, uint32_t second)
+moepack_status mpk_source_doubled(mpk_opening *o, uint32_t first, uint32_t second)
 {
     const mpk_source *source = o->source;
     mpk_fail(o->error, MOEPACK_E_CORRUPT, "tensor is in %s and again in %s",
@@ -267,8 +270,9 @@ static bool role_wanted(const moepack_policy *policy, mpk_when when, mpk_key *ke
     return false;
 }
 
-static moepack_status assign_role(mpk_opening *o, uint32_t tensor, uint32_t block, const mpk_family_role *role)
+static moepack_status assign_role(mpk_opening *o, uint32_t tensor, uint32_t block, const mpk_name *name)
 {
+    const mpk_family_role *role = name->role;
     mpk_source_tensor *t = &o->source->tensors[tensor];
     const mpk_family *family = o->state->family;
     mpk_key key = MPK_KEY_COUNT;
@@ -277,6 +281,7 @@ static moepack_status assign_role(mpk_opening *o, uint32_t tensor, uint32_t bloc
                  mpk_config_key_name(family, key));
         return blame_tensor(o, MOEPACK_E_CORRUPT, tensor);
     }
+    if (mpk_family_role_has_forms(role)) return mpk_parts_add_role(o, tensor, block, name);
     moepack_status status = mpk_source_check_shape(o, tensor, role->dims, role->rank, MPK_SEPARATE);
     if (status) return status;
     bool table = role->role == MOEPACK_ROLE_TOKEN_TABLE;
@@ -288,7 +293,7 @@ static moepack_status assign_role(mpk_opening *o, uint32_t tensor, uint32_t bloc
         return blame_tensor(o, MOEPACK_E_UNSUPPORTED, tensor);
     }
     uint32_t *slot = &o->role_tensor[block * family->role_count + (uint32_t)(role - family->roles)];
-    if (*slot != MPK_NO_TENSOR && o->source->blocks[block].selected) return doubled(o, *slot, tensor);
+    if (*slot != MPK_NO_TENSOR && o->source->blocks[block].selected) return mpk_source_doubled(o, *slot, tensor);
     *slot = tensor;
     t->role = (uint16_t)role->role;
     t->plane = MOEPACK_PLANE_WEIGHT;
@@ -316,7 +321,13 @@ static uint32_t find_section(const mpk_family *family, const char *suffix, moepa
     return found;
 }
 
-/* The first tensor of a block's experts decides the form of all of them. */
+static moepack_status two_forms(mpk_opening *o, uint32_t tensor, const char *other)
+{
+    mpk_fail(o->error, MOEPACK_E_UNSUPPORTED, "experts of one block are stored in two ways, this one and %s", other);
+    return blame_tensor(o, MOEPACK_E_UNSUPPORTED, tensor);
+}
+
+/* Fused experts: the first tensor of a block decides the form of all of them. */
 static moepack_status settle_form(mpk_opening *o, uint32_t tensor, uint32_t block, uint32_t form)
 {
     mpk_source_block *b = &o->source->blocks[block];
@@ -345,7 +356,7 @@ static moepack_status fill_slots(mpk_opening *o, uint32_t tensor, uint32_t block
     for (uint64_t e = fused ? 0 : expert; e < (fused ? b->experts : expert + 1); e++) {
         if (!b->selected || !o->source->expert_selected[e]) continue;
         uint32_t *slot = &b->section[e * count + section];
-        if (*slot != MPK_NO_TENSOR) return doubled(o, *slot, tensor);
+        if (*slot != MPK_NO_TENSOR) return mpk_source_doubled(o, *slot, tensor);
         *slot = tensor;
     }
     return MOEPACK_OK;
@@ -361,6 +372,11 @@ static moepack_status assign_expert(mpk_opening *o, uint32_t tensor, uint32_t bl
                  name->expert, mpk_config_key_name(family, MPK_KEY_EXPERTS), b->experts);
         return blame_tensor(o, MOEPACK_E_CORRUPT, tensor);
     }
+    if (name->part != UINT32_MAX) {
+        if (o->form[block] == UINT32_MAX) return mpk_parts_add(o, tensor, block, name);
+        return two_forms(o, tensor, family->forms[o->form[block]].name);
+    }
+    if (mpk_parts_hold(o, block)) return two_forms(o, tensor, "one tensor per matrix");
     uint32_t form = 0, section = 0;
     uint32_t found = find_section(family, name->suffix, (moepack_dtype)t->dtype, o->form[block], &form, &section);
     if (found > 1 && o->form[block] == UINT32_MAX && !o->settle) {
@@ -409,7 +425,7 @@ static moepack_status assign(mpk_opening *o, uint32_t tensor)
     o->source->tensors[tensor].block = block;
     switch (name.kind) {
     case MPK_NAME_ROLE:
-        return assign_role(o, tensor, block, name.role);
+        return assign_role(o, tensor, block, &name);
     case MPK_NAME_EXPERT:
         return assign_expert(o, tensor, block, &name);
     case MPK_NAME_UNKNOWN_EXPERT:
@@ -429,7 +445,7 @@ static moepack_status assign(mpk_opening *o, uint32_t tensor)
 
 /* ------------------------------------------------------------------------------------------------ completeness */
 
-static moepack_status missing(mpk_opening *o, const mpk_source_block *block, const char *suffix, int64_t expert)
+moepack_status mpk_source_missing(mpk_opening *o, const mpk_source_block *block, const char *suffix, int64_t expert)
 {
     char name[256];
     snprintf(name, sizeof name, "%s%s", block->prefix, suffix);
@@ -445,13 +461,14 @@ static moepack_status check_experts(mpk_opening *o, uint32_t block)
 {
     const mpk_source_block *b = &o->source->blocks[block];
     const mpk_family_form *form = &o->state->family->forms[o->form[block] == UINT32_MAX ? 0 : o->form[block]];
+    if (mpk_parts_hold(o, block)) return mpk_parts_settle(o, block);
     for (uint32_t e = 0; e < b->experts; e++) {
         if (!o->source->expert_selected[e]) continue;
         for (uint32_t s = 0; s < form->count; s++) {
             if (b->section && b->section[(size_t)e * form->count + s] != MPK_NO_TENSOR) continue;
             char suffix[128];
             mpk_pattern_fill(form->sections[s].pattern, e, suffix, sizeof suffix);
-            return missing(o, b, suffix, e);
+            return mpk_source_missing(o, b, suffix, e);
         }
     }
     return MOEPACK_OK;
@@ -464,8 +481,11 @@ static moepack_status check_block(mpk_opening *o, uint32_t block)
     for (uint32_t r = 0; r < family->role_count; r++) {
         mpk_key key;
         if (!role_wanted(&o->source->policies[b->policy].policy, family->roles[r].when, &key)) continue;
-        if (o->role_tensor[block * family->role_count + r] == MPK_NO_TENSOR)
-            return missing(o, b, family->roles[r].name, -1);
+        if (mpk_family_role_has_forms(&family->roles[r])) {
+            moepack_status status = mpk_parts_settle_role(o, block, &family->roles[r]);
+            if (status) return status;
+        } else if (o->role_tensor[block * family->role_count + r] == MPK_NO_TENSOR)
+            return mpk_source_missing(o, b, family->roles[r].name, -1);
     }
     return check_experts(o, block);
 }
@@ -571,6 +591,7 @@ moepack_status mpk_source_resolve(mpk_opening *o)
     if (!status) status = make_blocks(o);
     if (!status) status = select_parts(o);
     if (!status) status = make_policies(o);
+    if (!status) status = mpk_parts_new(o);
     for (uint32_t i = 0; i < o->source->tensor_count && !status; i++) status = assign(o, i);
     o->settle = true;
     for (size_t i = 0; i < o->deferred_count && !status; i++) status = assign(o, o->deferred[i]);

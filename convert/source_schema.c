@@ -69,12 +69,13 @@ moepack_status mpk_source_schema_of(mpk_opening *o, uint32_t form, uint32_t *sch
     return MOEPACK_OK;
 }
 
-static void show_shape(const uint64_t *dims, uint32_t rank, char *buf, size_t size)
+const char *mpk_source_show_shape(const uint64_t *dims, uint32_t rank, char *buf, size_t size)
 {
     size_t used = (size_t)snprintf(buf, size, "[");
     for (uint32_t d = 0; d < rank && used < size; d++)
         used += (size_t)snprintf(buf + used, size - used, "%s%" PRIu64, d ? ", " : "", dims[d]);
     if (used < size) snprintf(buf + used, size - used, "]");
+    return buf;
 }
 
 moepack_status mpk_source_check_shape(mpk_opening *o, uint32_t tensor, const mpk_term *dims, uint32_t rank,
@@ -92,8 +93,8 @@ moepack_status mpk_source_check_shape(mpk_opening *o, uint32_t tensor, const mpk
         return MOEPACK_OK;
 
     char found[96], expected[96] = "no whole numbers";
-    show_shape(t->dims, t->rank, found, sizeof found);
-    if (whole) show_shape(wanted, wanted_rank, expected, sizeof expected);
+    mpk_source_show_shape(t->dims, t->rank, found, sizeof found);
+    if (whole) mpk_source_show_shape(wanted, wanted_rank, expected, sizeof expected);
     mpk_fail(o->error, MOEPACK_E_CORRUPT,
              "shape is %s, config.json makes it %s (experts %" PRIu64 ", hidden %" PRIu64 ", expert input %" PRIu64
              ", intermediate %" PRIu64 ", shared %" PRIu64 ")",

@@ -119,7 +119,7 @@ static void check_block(const mpk_source *source, uint32_t b, uint64_t H, uint64
         assert_int_equal(m->col_stride, 1);
         for (uint32_t e = 0; e < E; e++) {
             snprintf(name, sizeof name, "%sexperts.%u.%s", block->prefix, e, parts[s]);
-            const mpk_source_tensor *t = &source->tensors[block->section[e * 6 + s]];
+            const mpk_source_tensor *t = &source->tensors[mpk_source_expert_tensors(source, block, e)[s]];
             assert_string_equal(t->name, name);
             assert_int_equal(t->length, section->length);
             assert_int_equal(t->role, MOEPACK_ROLE_NONE);
@@ -494,7 +494,10 @@ static void selections_keep_their_part(void **state)
         assert_int_equal(source->subset, expected != all);
         for (uint32_t b = 0; b < source->block_count; b++) {
             size_t filled = 0;
-            for (uint32_t s = 0; s < MODEL_E * 6; s++) filled += source->blocks[b].section[s] != MPK_NO_TENSOR;
+            const mpk_source_block *block = &source->blocks[b];
+            for (uint32_t e = 0; e < MODEL_E; e++)
+                for (uint32_t s = 0; s < 6; s++)
+                    filled += mpk_source_expert_tensors(source, block, e)[s] != MPK_NO_TENSOR;
             assert_int_equal(filled, source->blocks[b].selected ? 6 * want[i].experts_kept : 0);
         }
         mpk_source_close(source);
