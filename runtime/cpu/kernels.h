@@ -73,6 +73,8 @@ extern const mpk_kernels mpk_kernels_scalar;
 #if defined(__x86_64__)
 extern const mpk_kernels mpk_kernels_avx2;
 extern const mpk_kernels mpk_kernels_avx512;
+#elif defined(__aarch64__)
+extern const mpk_kernels mpk_kernels_neon;
 #endif
 
 /* The family of that name, or the best one this processor runs for NULL. Errors: USAGE for an unknown name (lists the

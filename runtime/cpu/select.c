@@ -22,10 +22,16 @@ static int has_avx512(void)
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
            __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni");
 }
-#else
-static int not_here(void)
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
+
+#ifndef HWCAP_ASIMDDP
+#define HWCAP_ASIMDDP (1ul << 20) /* sdot and udot, in every user program's auxiliary vector */
+#endif
+
+static int has_neon_dot(void)
 {
-    return 0;
+    return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
 }
 #endif
 
@@ -33,6 +39,23 @@ static int always(void)
 {
     return 1;
 }
+
+/* A family of another architecture has a name and a condition, and nothing else. */
+static int not_here(void)
+{
+    return 0;
+}
+
+#if defined(__x86_64__)
+#define X86(usable, kernels) usable, kernels
+#define ARM(usable, kernels) not_here, NULL
+#elif defined(__aarch64__)
+#define X86(usable, kernels) not_here, NULL
+#define ARM(usable, kernels) usable, kernels
+#else
+#define X86(usable, kernels) not_here, NULL
+#define ARM(usable, kernels) not_here, NULL
+#endif
 
 /* Best last. Names are known on every machine, so that a wrong machine and a wrong name are different errors. */
 static const struct family {
@@ -42,13 +65,9 @@ static const struct family {
     const mpk_kernels *kernels;
 } families[] = {
     {"scalar", "nothing", always, &mpk_kernels_scalar},
-#if defined(__x86_64__)
-    {"avx2", "AVX2 and FMA", has_avx2, &mpk_kernels_avx2},
-    {"avx512", "AVX-512 F, BW, VL, DQ, VBMI and VNNI", has_avx512, &mpk_kernels_avx512},
-#else
-    {"avx2", "AVX2 and FMA", not_here, NULL},
-    {"avx512", "AVX-512 F, BW, VL, DQ, VBMI and VNNI", not_here, NULL},
-#endif
+    {"neon", "AArch64 with the dot product instructions (asimddp)", ARM(has_neon_dot, &mpk_kernels_neon)},
+    {"avx2", "AVX2 and FMA", X86(has_avx2, &mpk_kernels_avx2)},
+    {"avx512", "AVX-512 F, BW, VL, DQ, VBMI and VNNI", X86(has_avx512, &mpk_kernels_avx512)},
 };
 
 #define FAMILIES (sizeof families / sizeof families[0])
@@ -106,7 +125,9 @@ void mpk_float_leave(const mpk_float_guard *guard)
     _mm_setcsr((unsigned)guard->saved);
 }
 #elif defined(__aarch64__)
-/* FPCR 0: round to nearest, no flush to zero, no traps. */
+/* FPCR 0: round to nearest (RMode), subnormals kept in results (FZ) and operands (FIZ), NaNs propagate (DN), no traps,
+ * and none of the alternative behaviours of FEAT_AFP (AH, NEP). Reads of the register need no barrier: it takes effect
+ * in program order. */
 void mpk_float_enter(mpk_float_guard *guard)
 {
     __asm__ volatile("mrs %0, fpcr" : "=r"(guard->saved));

@@ -368,7 +368,7 @@ static void test_select(void **state)
     assert_string_equal(kernels->name, "scalar");
     assert_int_equal(mpk_kernels_select("sse9", &kernels, &error), MOEPACK_E_USAGE);
     assert_non_null(strstr(error.message, "sse9"));
-    assert_non_null(strstr(error.message, "scalar, avx2, avx512"));
+    assert_non_null(strstr(error.message, "scalar, neon, avx2, avx512"));
     assert_int_equal(mpk_kernels_select("", &kernels, &error), MOEPACK_E_USAGE);
     const char *best = NULL;
     for (size_t i = 0; mpk_kernels_name(i) != NULL; i++) {
