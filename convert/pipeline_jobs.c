@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 /* ---- how many threads ---- */
@@ -121,6 +122,19 @@ static uint64_t lane_bytes(unsigned jobs)
     return share < MPK_LANE_BYTES ? share : MPK_LANE_BYTES;
 }
 
+/* Large buffers in huge pages: direct I/O looks up every page it transfers to or from. */
+static uint8_t *lane_buffer(uint64_t size)
+{
+    const uint64_t huge = (uint64_t)2 << 20;
+    if (size < 2 * huge) return aligned_alloc(MPK_PAGE, (size + MPK_PAGE - 1) / MPK_PAGE * MPK_PAGE);
+    size = (size + huge - 1) / huge * huge;
+    uint8_t *buffer = aligned_alloc(huge, size);
+#ifdef MADV_HUGEPAGE
+    if (buffer) madvise(buffer, size, MADV_HUGEPAGE); /* advice */
+#endif
+    return buffer;
+}
+
 uint64_t mpk_lanes_memory(unsigned jobs, uint64_t largest)
 {
     return 2 * lane_bytes(jobs) * jobs + largest;
@@ -138,8 +152,8 @@ moepack_status mpk_lanes_init(mpk_lanes *lanes, unsigned jobs, uint64_t useful, 
     for (unsigned i = 0; good && i < jobs; i++) {
         mpk_lane *lane = &lanes->lane[i];
         *lane = (mpk_lane){.bytes = lanes->bytes, .owner = lanes};
-        lane->in = aligned_alloc(MPK_PAGE, MPK_DIRECT_ROOM(lanes->bytes));
-        lane->out = aligned_alloc(MPK_PAGE, MPK_DIRECT_ROOM(lanes->bytes));
+        lane->in = lane_buffer(MPK_DIRECT_ROOM(lanes->bytes));
+        lane->out = lane_buffer(MPK_DIRECT_ROOM(lanes->bytes));
         lane->first = mpk_hasher_new(64);
         lane->second = mpk_hasher_new(64);
         lane->part = mpk_hasher_new(64);

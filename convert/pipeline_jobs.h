@@ -15,8 +15,9 @@
 /* Bound of all buffers of one call, whatever its number of jobs. */
 #define MPK_POOL_BYTES ((uint64_t)512 << 20)
 /* What a lane's buffer holds: large enough that a request costs nothing beside its data, small enough that all lanes'
- * bytes are still in the cache when they are hashed and rearranged. A multiple of a part. */
-#define MPK_LANE_BYTES ((uint64_t)4 << 20)
+ * bytes are still in the cache when they are hashed and rearranged. With the room of a direct transfer, whole huge
+ * pages. */
+#define MPK_LANE_BYTES (((uint64_t)4 << 20) - 2 * 4096)
 #define MPK_JOBS_MAX 256u
 
 /* Twice the cores of this process's affinity mask and cgroup v2 CPU limit, at least 2, at most 8: a job waits for the

@@ -331,6 +331,7 @@ moepack_status moepack_load_create(moepack_pack *pack, const moepack_placement *
     moepack_status status = check_arguments(pack, placement, rank, plan, &job.options, error);
     if (status != MOEPACK_OK) return status;
     job.threads = job.options.threads == 0 ? mpk_workers_default() : job.options.threads;
+    job.readers = job.options.threads == 0 ? mpk_readers_default() : job.options.threads;
     moepack_load *load = calloc(1, sizeof *load);
     if (load == NULL) return mpk_fail(error, MOEPACK_E_REFUSED, "out of memory");
     load->pack = pack;
@@ -344,6 +345,7 @@ moepack_status moepack_load_create(moepack_pack *pack, const moepack_placement *
     status = load->mappings == NULL || load->spare == NULL ? mpk_fail(error, MOEPACK_E_REFUSED, "out of memory")
                                                            : run_job(&job, placement, error);
     if (report != NULL) fill_report(&job, started, report);
+    mpk_load_check_end(&job);
     free(job.order);
     free(job.checked);
     free(job.units);

@@ -116,8 +116,9 @@ typedef struct mpk_load_job {
     moepack_load *load;
     const moepack_plan *plan;
     moepack_load_options options;
-    unsigned threads;
-    size_t *order; /* non-empty pieces by (shard, offset) */
+    unsigned threads; /* that compute */
+    unsigned readers; /* of the disk: twice as many by default, because each waits for it about half of its time */
+    size_t *order;    /* non-empty pieces by (shard, offset) */
     size_t order_count;
     mpk_checked *checked;
     size_t checked_count, checked_capacity;
@@ -128,6 +129,7 @@ typedef struct mpk_load_job {
     uint64_t done_bytes, total_bytes, verified_bytes;
     uint64_t read_bytes; /* direct: what was asked of the kernel. mmap: what was touched */
     char reason[160];
+    struct mpk_published *published; /* buffers of published bytes that no thread uses at the moment */
 } mpk_load_job;
 
 /* load_read.c */
@@ -135,6 +137,7 @@ moepack_status mpk_load_read(mpk_load_job *job, moepack_error *error);
 /* load_check.c: stored hashes of one unit; then per piece, in a second pass: NaN scales, canonical hash, padding. */
 moepack_status mpk_load_check_unit(mpk_load_job *job, const mpk_unit *unit, moepack_error *error);
 moepack_status mpk_load_check_piece(mpk_load_job *job, size_t position, moepack_error *error);
+void mpk_load_check_end(mpk_load_job *job);
 /* load_memory.c: decides what moves and reserves the second arena; then does it for one piece; then gives up what
  * nothing points to any more. */
 moepack_status mpk_load_plan_moves(mpk_load_job *job, moepack_error *error);
@@ -151,6 +154,8 @@ moepack_status mpk_workers_run(unsigned threads, size_t count, const volatile in
                                moepack_error *error);
 /* min(8, processors that this process may use: mpk_cpus). */
 unsigned mpk_workers_default(void);
+/* Twice as many, at most 8: for threads that wait for a disk half of their time. */
+unsigned mpk_readers_default(void);
 
 /* run.c: at most so many threads where the caller leaves it to us. UINT_MAX: OMP_NUM_THREADS says what is wanted. */
 unsigned mpk_default_threads_limit(void);

@@ -95,7 +95,47 @@ static moepack_status check_scales(const mpk_load_job *job, const mpk_piece *pie
 
 /* ---- what MOEPACK_CHECK_FULL adds ---- */
 
-static moepack_status check_canonical(const mpk_load_job *job, const mpk_piece *piece, const moepack_desc *desc,
+/* A buffer for the published bytes of a section. Buffers are kept from section to section, at most one per thread:
+ * memory that was never used costs far more than the check. */
+typedef struct mpk_published {
+    struct mpk_published *next;
+    size_t size;
+    uint8_t bytes[];
+} mpk_published;
+
+static mpk_published *published_take(mpk_load_job *job, size_t size)
+{
+    pthread_mutex_lock(&job->lock);
+    mpk_published *buffer = job->published;
+    if (buffer != NULL) job->published = buffer->next;
+    pthread_mutex_unlock(&job->lock);
+    if (buffer != NULL && buffer->size >= size) return buffer;
+    free(buffer);
+    if (size > SIZE_MAX - sizeof *buffer) return NULL;
+    buffer = malloc(sizeof *buffer + size);
+    if (buffer != NULL) buffer->size = size;
+    return buffer;
+}
+
+static void published_return(mpk_load_job *job, mpk_published *buffer)
+{
+    if (buffer == NULL) return;
+    pthread_mutex_lock(&job->lock);
+    buffer->next = job->published;
+    job->published = buffer;
+    pthread_mutex_unlock(&job->lock);
+}
+
+void mpk_load_check_end(mpk_load_job *job)
+{
+    while (job->published != NULL) {
+        mpk_published *buffer = job->published;
+        job->published = buffer->next;
+        free(buffer);
+    }
+}
+
+static moepack_status check_canonical(mpk_load_job *job, const mpk_piece *piece, const moepack_desc *desc,
                                       const moepack_section *section, moepack_error *error)
 {
     uint64_t found = 0;
@@ -103,7 +143,7 @@ static moepack_status check_canonical(const mpk_load_job *job, const mpk_piece *
         found = moepack_hash64(piece->bytes, (size_t)piece->stored);
     } else {
         moepack_matrix *matrices = calloc(desc->matrix_count, sizeof *matrices);
-        uint8_t *published = malloc((size_t)desc->canonical_length + 1);
+        mpk_published *published = published_take(job, (size_t)desc->canonical_length);
         moepack_status status = MOEPACK_OK;
         if (matrices == NULL || published == NULL) {
             status = mpk_fail(error, MOEPACK_E_REFUSED, "out of memory");
@@ -111,11 +151,11 @@ static moepack_status check_canonical(const mpk_load_job *job, const mpk_piece *
             for (uint32_t m = 0; m < desc->matrix_count; m++)
                 moepack_index_matrix(job->load->index, desc->first_matrix + m, &matrices[m]);
             status = moepack_panel_to_canonical(matrices, desc->matrix_count, piece->bytes, (size_t)piece->stored,
-                                                published, (size_t)desc->canonical_length, error);
-            if (status == MOEPACK_OK) found = moepack_hash64(published, (size_t)desc->canonical_length);
+                                                published->bytes, (size_t)desc->canonical_length, error);
+            if (status == MOEPACK_OK) found = moepack_hash64(published->bytes, (size_t)desc->canonical_length);
         }
         free(matrices);
-        free(published);
+        published_return(job, published);
         if (status != MOEPACK_OK) return mpk_load_fail_at(job->load, piece, status, error);
     }
     if (found == section->xxh3_canonical) return MOEPACK_OK;

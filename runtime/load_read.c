@@ -201,7 +201,7 @@ static moepack_status read_direct(mpk_load_job *job, moepack_error *error)
     } else {
         const size_t sources = fill_spans(job, spans, paths);
         const mpk_span_reader_options options = {
-            .threads = job->threads, .direct = true, .cancel = job->options.cancel, .done = unit_read, .user = job};
+            .threads = job->readers, .direct = true, .cancel = job->options.cancel, .done = unit_read, .user = job};
         mpk_span_report report = {0};
         status = mpk_span_read(paths, sources, spans, job->unit_count, &options, &report, error);
         job->read_bytes = report.bytes_read;
@@ -265,7 +265,7 @@ static moepack_status read_mapped(mpk_load_job *job, moepack_error *error)
     set_addresses(job);
     if (job->options.check == MOEPACK_CHECK_NONE) return MOEPACK_OK;
     job->read_bytes = job->total_bytes;
-    return mpk_workers_run(job->threads, job->unit_count, job->options.cancel, unit_touch, job, error);
+    return mpk_workers_run(job->readers, job->unit_count, job->options.cancel, unit_touch, job, error);
 }
 
 moepack_status mpk_load_read(mpk_load_job *job, moepack_error *error)

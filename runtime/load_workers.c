@@ -75,3 +75,9 @@ unsigned mpk_workers_default(void)
     const unsigned cores = mpk_cpus();
     return cores < DEFAULT_THREADS_MAX ? cores : DEFAULT_THREADS_MAX;
 }
+
+unsigned mpk_readers_default(void)
+{
+    const unsigned cores = mpk_cpus();
+    return cores < DEFAULT_THREADS_MAX / 2 ? 2 * cores : DEFAULT_THREADS_MAX;
+}

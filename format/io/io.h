@@ -135,7 +135,7 @@ typedef struct mpk_span {
 } mpk_span;
 
 typedef struct mpk_span_reader_options {
-    unsigned threads;           /* 0: min(8, mpk_cpus()) */
+    unsigned threads;           /* 0: min(8, 2 x mpk_cpus()) */
     bool direct;                /* O_DIRECT; falls back per source with a reason */
     const volatile int *cancel; /* may be NULL; non-zero stops with MOEPACK_E_INTERRUPTED */
     /* Called on a reader thread when a span's bytes are in memory (and hot in cache). An error stops the reading. */

@@ -169,8 +169,9 @@ typedef struct bench_stream {
     bool direct; /* O_DIRECT; else buffered, because the file system refused it */
 } bench_stream;
 
-/* Reads all bytes of the files with the loader's pattern (4 readers, 8 MiB blocks) and throws them away. */
-moepack_status bench_stream_read(const bench_files *files, bench_stream *out, moepack_error *error);
+/* Reads all bytes of the files with the loader's pattern (4 readers, 8 MiB blocks) and throws them away. `fresh`: into
+ * memory that was never touched, as a load must; else into the same few blocks. */
+moepack_status bench_stream_read(const bench_files *files, bool fresh, bench_stream *out, moepack_error *error);
 /* The same, and writes them to files of the same sizes in `dir`, synced; the copies are removed afterwards. */
 moepack_status bench_stream_copy(const bench_files *files, const char *dir, bench_stream *out, moepack_error *error);
 /* Writes `size` bytes to one file in `dir`, synced and removed. */

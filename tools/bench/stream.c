@@ -82,6 +82,9 @@ typedef struct stream {
     bool direct;
     bool write_back;          /* sync the files written */
     uint8_t *buffer[STREAMS]; /* touched before the clock runs */
+    uint8_t *fresh;           /* memory that nobody has touched, for all blocks; NULL: the buffers, again and again */
+    void *fresh_map;
+    size_t fresh_size;
 } stream;
 
 static void stream_close(stream *s)
@@ -89,6 +92,7 @@ static void stream_close(stream *s)
     for (size_t i = 0; i < s->fd_count; i++)
         if (s->fds[i] >= 0) close(s->fds[i]);
     for (size_t i = 0; i < STREAMS; i++) free(s->buffer[i]);
+    if (s->fresh_map != NULL) munmap(s->fresh_map, s->fresh_size);
     free(s->fds);
     free(s->blocks);
     *s = (stream){0};
@@ -97,6 +101,12 @@ static void stream_close(stream *s)
 static size_t round_up(size_t size)
 {
     return (size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+}
+
+/* Fresh memory of a load: each block has its own place. */
+static uint8_t *place_of(const stream *s, size_t i)
+{
+    return s->fresh != NULL ? s->fresh + i * BLOCK : s->buffer[omp_get_thread_num()];
 }
 
 static bool transfer(const block *b, uint8_t *buffer)
@@ -123,7 +133,7 @@ static moepack_status stream_run(const stream *s, bench_stream *out, moepack_err
 #pragma omp parallel for num_threads(STREAMS) reduction(| : failed) schedule(dynamic)
     for (size_t i = 0; i < s->count; i++) {
         errno = 0;
-        if (failed == 0 && !cli_cancelled && !transfer(&s->blocks[i], s->buffer[omp_get_thread_num()]))
+        if (failed == 0 && !cli_cancelled && !transfer(&s->blocks[i], place_of(s, i)))
             failed = errno != 0 ? errno : EIO;
     }
     for (size_t i = 0; s->write_back && i < s->fd_count; i++)
@@ -184,7 +194,21 @@ static moepack_status stream_make(stream *s, uint64_t bytes, size_t files, size_
 
 /* ------------------------------------------------------------------------------------------------- the three */
 
-moepack_status bench_stream_read(const bench_files *files, bench_stream *out, moepack_error *error)
+/* As much as all blocks need, as the loader asks for it. */
+static moepack_status make_fresh(stream *s, moepack_error *error)
+{
+    s->fresh_size = s->count * BLOCK + HUGE_PAGE;
+    void *map = mmap(NULL, s->fresh_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (map == MAP_FAILED) return bench_fail(error, MOEPACK_E_REFUSED, "no memory: %s", strerror(errno));
+    s->fresh_map = map;
+    s->fresh = (uint8_t *)map + (HUGE_PAGE - (uintptr_t)map % HUGE_PAGE) % HUGE_PAGE;
+#ifdef MADV_HUGEPAGE
+    madvise(s->fresh, s->count * BLOCK, MADV_HUGEPAGE);
+#endif
+    return MOEPACK_OK;
+}
+
+moepack_status bench_stream_read(const bench_files *files, bool fresh, bench_stream *out, moepack_error *error)
 {
     stream s;
     moepack_status status = stream_make(&s, files->bytes, files->count, files->count, error);
@@ -194,6 +218,7 @@ moepack_status bench_stream_read(const bench_files *files, bench_stream *out, mo
         if (fd < 0) status = bench_fail(error, MOEPACK_E_IO, "%.300s: %s", files->file[i].path, strerror(errno));
         add_blocks(&s, fd, -1, files->file[i].size);
     }
+    if (status == MOEPACK_OK && fresh) status = make_fresh(&s, error);
     if (status == MOEPACK_OK) status = stream_run(&s, out, error);
     stream_close(&s);
     return status;
