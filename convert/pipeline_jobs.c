@@ -20,7 +20,7 @@
 unsigned mpk_jobs_default(void)
 {
     const unsigned cores = mpk_cpus();
-    return cores < DEFAULT_JOBS_MAX / 2 ? 2 * cores : DEFAULT_JOBS_MAX;
+    return cores < DEFAULT_JOBS_MAX / 4 ? 4 * cores : DEFAULT_JOBS_MAX;
 }
 
 unsigned mpk_jobs_choose(unsigned asked, size_t items)

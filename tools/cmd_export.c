@@ -12,7 +12,7 @@ typedef struct export_args {
 
 static const cli_option options[] = {
     {"jobs", "N", CLI_NUMBER, offsetof(export_args, jobs),
-     "files written at the same time; default: twice the cores, at most 8", NULL, 1, UINT_MAX, 0},
+     "files written at the same time; default: 4 per core, at most 8", NULL, 1, UINT_MAX, 0},
     {"overwrite", NULL, CLI_FLAG, offsetof(export_args, overwrite), "replace OUT_DIR if it exists", NULL, 0, 0, 0},
     {0},
 };

@@ -20,7 +20,7 @@ static const cli_option options[] = {
     {"layers", "LIST", CLI_TEXT, AT(layers), "only these MoE layers (1-3,7,encoder.1); default: everything", NULL, 0, 0,
      0},
     {"experts", "LIST", CLI_TEXT, AT(experts), "only these experts of every layer (0-13,20)", NULL, 0, 0, 0},
-    {"jobs", "N", CLI_NUMBER, AT(jobs), "shards checked at the same time; default: twice the cores, at most 8", NULL, 1,
+    {"jobs", "N", CLI_NUMBER, AT(jobs), "shards checked at the same time; default: 4 per core, at most 8", NULL, 1,
      UINT_MAX, 0},
     {0},
 };

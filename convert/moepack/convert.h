@@ -104,7 +104,7 @@ typedef struct moepack_convert_options {
     bool moe_only;             /* leave out what belongs to no MoE block */
     const char *const *policy; /* "KEY=VALUE" overrides, recorded as such */
     size_t policy_count;
-    unsigned jobs;         /* 0: min(2 x cores within the cgroup limit, 8) */
+    unsigned jobs;         /* 0: min(4 x cores within the cgroup limit, 8) */
     bool verify;           /* read everything back before publishing */
     bool dry_run;          /* plan and check only; nothing is written */
     bool overwrite;        /* replace an existing OUT */

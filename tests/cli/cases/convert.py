@@ -278,3 +278,27 @@ def test_interrupt(ctx):
         equal(json.loads(stdout)["error"]["exit_code"], 130, "exit_code in JSON")
         nothing_left(out)
     shutil.rmtree(source)
+
+
+def test_memory(ctx):
+    """Experts of full Kimi K3 size: memory stays bounded whatever the number of jobs, and so do the bytes written."""
+    source, first = ctx.path("wide"), None
+    ctx.ok(["synth", "kimi_k3", source, "--hidden", "64", "--latent", "3584", "--intermediate", "3072", "--experts", "8",
+            "--layers", "2", "--shared", "1", "--quiet"])
+    for jobs in ("1", "2", "16", "256"):
+        out = ctx.path("wide-%s.moepack" % jobs)
+        process = ctx.start(["convert", source, out, "--jobs", jobs, "--quiet"])
+        _, status, usage = os.wait4(process.pid, 0)  # says nothing: --quiet
+        process.stdout.close()
+        process.stderr.close()
+        process.returncode = os.waitstatus_to_exitcode(status)
+        equal(process.returncode, 0, "exit code with %s jobs" % jobs)
+        check(usage.ru_maxrss < 1000000, "%d kB of memory with %s jobs" % (usage.ru_maxrss, jobs))
+        if first is None:
+            first = out
+        else:
+            same_folder(first, out)
+            shutil.rmtree(out)
+    ctx.ok(["verify", first, "--quiet"])
+    shutil.rmtree(first)
+    shutil.rmtree(source)
