@@ -1,7 +1,7 @@
 #!/bin/sh
 # Builds moepack with warnings as errors and runs every test: first an optimised build, then one under AddressSanitizer and
-# UndefinedBehaviorSanitizer; last, what uses threads under ThreadSanitizer. "--long" adds
-# the slow ones. The last lines are ctest's summary of each build.
+# UndefinedBehaviorSanitizer; then what uses threads under ThreadSanitizer; last, for
+# 64-bit Arm with a cross compiler, where the numeric and format tests run under emulation. "--long" adds the slow ones. The last lines are ctest's summary of each build.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -44,4 +44,17 @@ if echo 'int main(void) { return 0; }' | ${CC:-cc} -fsanitize=thread -x c -o bui
     run_build threads build/threads -DCMAKE_BUILD_TYPE=RelWithDebInfo -DMOEPACK_TSAN=ON
 else
     echo "== threads: SKIPPED, this compiler or machine has no ThreadSanitizer (package libtsan)"
+fi
+
+# 64-bit Arm: everything compiles, and the tests that need none of the target's libraries run. Threads that wait must not
+# be emulated spinning. An Arm machine has run all of this natively above.
+if [ "$(uname -m)" = aarch64 ]; then
+    echo "== cross: not needed, this machine is 64-bit Arm"
+elif why=$(sh tools/setup.sh cross 2>&1); then
+    FIXED="" TARGET=cross_tests LABEL=cross
+    unset ASAN_OPTIONS UBSAN_OPTIONS
+    run_build cross build/cross -DCMAKE_BUILD_TYPE=Release -DMOEPACK_CROSS=ON \
+        -DCMAKE_TOOLCHAIN_FILE="$PWD/tools/cmake/aarch64-linux-gnu.cmake"
+else
+    echo "== cross: SKIPPED, NO TEST OF THE NEON KERNELS RAN: $why"
 fi

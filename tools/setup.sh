@@ -1,10 +1,12 @@
 #!/bin/sh
-# Installs the packages that building (and, with "tests", testing) moepack needs, on Debian 12 or Ubuntu 24.04. Does
-# nothing when all are there. Needs root or sudo only if something is missing.
+# Installs the packages that building (and, with "tests", testing) moepack needs, on Debian 12 or Ubuntu 24.04; "cross":
+# what building for 64-bit Arm and running it under emulation needs. Does nothing when all are there. Needs root or sudo
+# only if something is missing.
 set -eu
 
 packages="gcc libc6-dev make cmake pkg-config libjansson-dev libxxhash-dev python3"
 if [ "${1:-}" = tests ]; then packages="$packages libcmocka-dev python3-xxhash"; fi
+if [ "${1:-}" = cross ]; then packages="cmake make libjansson-dev libxxhash-dev gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user"; fi
 
 missing=""
 for package in $packages; do

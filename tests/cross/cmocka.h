@@ -5,6 +5,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
 struct CMUnitTest {
@@ -28,8 +29,8 @@ void cross_memory(const void *a, const void *b, size_t n, int wanted, const char
 #define CROSS_EQUAL(a, b, wanted) \
     cross_equal(CROSS_NUMBER(a), CROSS_NUMBER(b), wanted, #a " against " #b, __FILE__, __LINE__)
 
-#define assert_true(c) cross_equal((c) ? 1 : 0, 1, 1, #c, __FILE__, __LINE__)
-#define assert_false(c) cross_equal((c) ? 1 : 0, 0, 1, #c, __FILE__, __LINE__)
+#define assert_true(c) cross_equal((c) ? UINTMAX_C(1) : UINTMAX_C(0), 1, 1, #c, __FILE__, __LINE__)
+#define assert_false(c) cross_equal((c) ? UINTMAX_C(1) : UINTMAX_C(0), 0, 1, #c, __FILE__, __LINE__)
 #define assert_non_null(p) assert_true((p) != NULL)
 #define assert_null(p) assert_true((p) == NULL)
 #define assert_ptr_equal(a, b) assert_true((const void *)(a) == (const void *)(b))
@@ -42,6 +43,8 @@ void cross_memory(const void *a, const void *b, size_t n, int wanted, const char
 #define assert_memory_equal(a, b, n) cross_memory(a, b, n, 1, __FILE__, __LINE__)
 #define assert_memory_not_equal(a, b, n) cross_memory(a, b, n, 0, __FILE__, __LINE__)
 #define fail_msg(...) cross_fail(__FILE__, __LINE__, __VA_ARGS__)
+#define print_error(...) fprintf(stderr, __VA_ARGS__)
+#define print_message(...) printf(__VA_ARGS__)
 #define fail() cross_fail(__FILE__, __LINE__, "failed")
 
 #define cmocka_unit_test(f)     \

@@ -12,9 +12,12 @@ extern const mpk_kernels mpk_kernels_avx512_emulated;
 static const struct emulated {
     const char *name;
     const mpk_kernels *kernels;
-} emulated[] = {{"avx2", &mpk_kernels_avx2_emulated}, {"avx512", &mpk_kernels_avx512_emulated}};
-
-#define EMULATED (sizeof emulated / sizeof emulated[0])
+} emulated[] = {
+#ifndef MOEPACK_NO_EMULATED_FAMILIES
+    {"avx2", &mpk_kernels_avx2_emulated},
+    {"avx512", &mpk_kernels_avx512_emulated},
+#endif
+    {NULL, NULL}};
 
 const test_family *test_families(size_t *count)
 {
@@ -25,7 +28,7 @@ const test_family *test_families(size_t *count)
         if (mpk_kernels_select(mpk_kernels_name(i), &kernels, NULL) == MOEPACK_OK)
             families[n++] = (test_family){kernels, "native"};
     }
-    for (size_t i = 0; i < EMULATED; i++) families[n++] = (test_family){emulated[i].kernels, "emulated"};
+    for (size_t i = 0; emulated[i].name != NULL; i++) families[n++] = (test_family){emulated[i].kernels, "emulated"};
     *count = n;
     return families;
 }

@@ -378,6 +378,8 @@ static void test_select(void **state)
     }
     assert_int_equal(mpk_kernels_select(NULL, &kernels, &error), MOEPACK_OK);
     assert_string_equal(kernels->name, best);
+    const char *wanted = getenv("MOEPACK_TEST_BEST"); /* known where the processor is an emulated one */
+    if (wanted != NULL) assert_string_equal(kernels->name, wanted);
 }
 
 /* Whatever the caller set, kernels see round-to-nearest with subnormals, and the caller gets its state back. */
