@@ -24,12 +24,17 @@
 
 /* Most tokens in registers at once: sixteen registers hold no more sums. */
 #define TOKENS 4
+/* gcc keeps the sums of four tokens of BF16 weights in memory (42 instead of 84 GFLOP/s on Zen 4). */
+#define DENSE_TOKENS 3
 
 MPK_DEFINE_ELEMENTWISE(avx2, TARGET)
 
 /* 12 + 2v of the sixteen E2M1 codes, in both halves as vpshufb wants it. */
 #define CODES 12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0
 static const uint8_t offset_codes[32] __attribute__((aligned(32))) = {CODES, CODES};
+
+/* 2v, as vpshufb wants it. */
+#define TWICE 0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12
 
 /* Magnitudes of the eight positive codes for vpermps, which uses three index bits. */
 static const float magnitudes[8] __attribute__((aligned(32))) = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
@@ -157,6 +162,7 @@ KERNEL void e2m1_blocks(const size_t T, const size_t N, const uint8_t *w, const 
     const __m256 lut = _mm256_load_ps(magnitudes);
     const __m256i sign = _mm256_set1_epi32((int)0x80000000);
     __m256 chain[TOKENS * 2];
+    UNROLL
     for (size_t i = 0; i < T * N * 2; i++) chain[i] = _mm256_setzero_ps();
     UNROLL
     for (size_t c = 0; c < 4; c++) {
@@ -191,6 +197,7 @@ KERNEL void e2m1_blocks(const size_t T, const size_t N, const uint8_t *w, const 
 
 KERNEL void store_sums(const size_t T, const __m256 *sum, float *const *y, size_t y_offset)
 {
+    UNROLL
     for (size_t i = 0; i < T * 2; i++) store_rows(y[i / 2] + y_offset + i % 2 * 8, sum[i]);
 }
 
@@ -199,6 +206,7 @@ KERNEL void e2m1_rows(const size_t T, const uint8_t *w, const uint8_t *s, size_t
 {
     const size_t N = TOKENS / T;
     __m256 sum[TOKENS * 2];
+    UNROLL
     for (size_t i = 0; i < T * 2; i++) sum[i] = _mm256_setzero_ps();
     size_t b = 0;
     for (; tiles - b >= N; b += N) e2m1_blocks(T, N, w, s, x, b, sum);
@@ -212,6 +220,7 @@ KERNEL void dense_blocks(const size_t T, const size_t N, const size_t W, const u
 {
     const size_t block_bytes = MPK_BLOCK / W * 64;
     __m256 chain[TOKENS * 2];
+    UNROLL
     for (size_t i = 0; i < T * N * 2; i++) chain[i] = _mm256_setzero_ps();
     for (size_t c = 0; c < lines; c++) UNROLL
     for (size_t i = 0; i < N * 2; i++) {
@@ -240,12 +249,187 @@ KERNEL void dense_rows(const size_t T, const size_t W, const uint8_t *w, size_t 
 {
     const size_t N = TOKENS / T, columns = tiles * 4 * W, lines = MPK_BLOCK / W;
     __m256 sum[TOKENS * 2];
+    UNROLL
     for (size_t i = 0; i < T * 2; i++) sum[i] = _mm256_setzero_ps();
     size_t c = 0;
     for (; columns - c >= N * MPK_BLOCK; c += N * MPK_BLOCK) dense_blocks(T, N, W, w + c / W * 64, x, c, lines, sum);
     for (; columns - c >= MPK_BLOCK; c += MPK_BLOCK) dense_blocks(T, 1, W, w + c / W * 64, x, c, lines, sum);
     if (c < columns) dense_blocks(T, 1, W, w + c / W * 64, x, c, (columns - c) / W, sum);
     store_sums(T, sum, y, y_offset);
+}
+
+/* ---------------------------------------------------------------------------------------------- many tokens
+ *
+ * Weights are decoded once for all tokens of a call, into the first-level cache. */
+
+/* From this many tokens on that is faster than decoding in registers for every four of them. */
+#define PANEL_TOKENS 12       /* fix16 */
+#define FLOAT_PANEL_TOKENS 12 /* E2M1 with F32 inputs */
+#define DENSE_PANEL_TOKENS 12 /* BF16, F32 */
+/* Tokens whose inputs are kept in the form that the kernel below reads. */
+#define SLAB 64
+/* Tokens of F32 inputs at once: twelve sums hide the latency of two FMA units. */
+#define WIDE 6
+/* Their inputs: this many columns, in rows that far apart. */
+#define INPUT_COLUMNS 256
+#define INPUT_STRIDE (INPUT_COLUMNS + 16)
+
+/* Sixteen blocks of weights as pairs of 16-bit integers 2v, and the inputs to match: pair 4c + 2h of a block holds
+ * columns 8c + h and 8c + h + 4, the next one the columns two further on. */
+typedef struct fix16_panel {
+    int16_t weight[16][16][MPK_ROWS][2] __attribute__((aligned(64)));
+    int32_t input[SLAB][16][16] __attribute__((aligned(64)));
+} fix16_panel;
+
+static const int8_t twice_codes[32] __attribute__((aligned(32))) = {TWICE, TWICE};
+
+/* Both columns of a pair are sign-extended bytes of one word: bytes 0 and 2, or 1 and 3. */
+KERNEL __m256i bytes_even(__m256i v)
+{
+    return _mm256_srai_epi16(_mm256_slli_epi16(v, 8), 8);
+}
+
+KERNEL void fix16_decode(const uint8_t *w, size_t blocks, fix16_panel *p)
+{
+    const __m256i lut = load((const uint8_t *)twice_codes), low = _mm256_set1_epi8(15);
+    for (size_t i = 0; i < blocks * 4; i++) {
+        _mm_prefetch((const char *)w + i * 64 + PREFETCH_BYTES, _MM_HINT_T0);
+        UNROLL
+        for (size_t v = 0; v < 2; v++) UNROLL
+        for (size_t h = 0; h < 2; h++) {
+            __m256i line = load(w + i * 64 + v * 32);
+            if (h == 1) line = _mm256_srli_epi16(line, 4);
+            line = _mm256_shuffle_epi8(lut, _mm256_and_si256(line, low));
+            int16_t(*out)[MPK_ROWS][2] = &p->weight[i / 4][i % 4 * 4 + h * 2];
+            _mm256_store_si256((__m256i *)(void *)out[0][v * 8], bytes_even(line));
+            _mm256_store_si256((__m256i *)(void *)out[1][v * 8], _mm256_srai_epi16(line, 8));
+        }
+    }
+}
+
+/* q = 256 hi + lo of all columns, in the panel's order. */
+KERNEL void fix16_join(const mpk_fix16_block *x, size_t blocks, int32_t (*out)[16])
+{
+    const __m256i top = _mm256_set1_epi16((int16_t)0xff00);
+    for (size_t b = 0; b < blocks; b++) UNROLL
+    for (size_t i = 0; i < 2; i++) {
+        const __m256i digits = _mm256_loadu_si256((const __m256i *)(const void *)x[b].digit[i * 2]);
+        const __m256i hi = _mm256_shuffle_epi32(digits, 0xa0), lo = _mm256_shuffle_epi32(digits, 0xf5);
+        const __m256i even = _mm256_add_epi16(_mm256_slli_epi16(hi, 8), bytes_even(lo));
+        const __m256i odd = _mm256_add_epi16(_mm256_and_si256(hi, top), _mm256_srai_epi16(lo, 8));
+        _mm256_store_si256((__m256i *)(void *)&out[b][i * 8], _mm256_blend_epi32(even, odd, 0xaa));
+    }
+}
+
+/* One group (spec/numerics.md 4.3) of 16 rows for T tokens, added to y. */
+KERNEL void fix16_group(const size_t T, const fix16_panel *p, size_t slot, const uint8_t *s, size_t blocks,
+                        const mpk_fix16_block *const *x, size_t first, float *const *y, size_t y_offset)
+{
+    __m256 group[TOKENS * 2], segment[TOKENS * 2];
+    UNROLL
+    for (size_t i = 0; i < T * 2; i++) group[i] = segment[i] = _mm256_setzero_ps();
+    for (size_t b = 0; b < blocks; b++) {
+        __m256i sum[TOKENS * 2];
+        UNROLL
+        for (size_t i = 0; i < T * 2; i++) sum[i] = _mm256_set1_epi32(0);
+        UNROLL
+        for (size_t j = 0; j < 16; j++) {
+            __m256i w[2] = {load((const uint8_t *)p->weight[b][j][0]), load((const uint8_t *)p->weight[b][j][8])};
+            KEEP(w[0]); /* else gcc loads them again for every product */
+            KEEP(w[1]);
+            UNROLL
+            for (size_t t = 0; t < T; t++) {
+                const __m256i q = _mm256_set1_epi32(p->input[slot + t][b][j]);
+                UNROLL
+                for (size_t v = 0; v < 2; v++) {
+                    sum[t * 2 + v] = _mm256_add_epi32(sum[t * 2 + v], _mm256_madd_epi16(w[v], q));
+                    KEEP(sum[t * 2 + v]);
+                }
+            }
+        }
+        UNROLL
+        for (size_t v = 0; v < 2; v++) {
+            const __m256 scale = weight_scales(s + b * MPK_ROWS + v * 8);
+            UNROLL
+            for (size_t t = 0; t < T; t++) {
+                const size_t i = t * 2 + v;
+                __m256 d = _mm256_mul_ps(_mm256_cvtepi32_ps(sum[i]), _mm256_set1_ps(x[t][first + b].scale));
+                segment[i] = _mm256_fmadd_ps(d, scale, segment[i]);
+            }
+        }
+        if (b % 4 != 3 && b + 1 < blocks) continue;
+        UNROLL
+        for (size_t i = 0; i < T * 2; i++) {
+            group[i] = _mm256_add_ps(group[i], segment[i]);
+            segment[i] = _mm256_setzero_ps();
+        }
+    }
+    UNROLL
+    for (size_t i = 0; i < T * 2; i++) {
+        float *at = y[i / 2] + y_offset + i % 2 * 8;
+        _mm256_storeu_ps(at, _mm256_add_ps(_mm256_loadu_ps(at), group[i]));
+    }
+}
+
+/* `columns` columns of one block, decoded to F32, for T tokens. y = y + chain, or with `s` y = fma(chain,
+ * scale, y). */
+KERNEL void panel_chain(const size_t T, const float *w, const uint8_t *s, const float *in, size_t columns,
+                        float *const *y, size_t y_offset)
+{
+    __m256 chain[WIDE * 2];
+    UNROLL
+    for (size_t i = 0; i < T * 2; i++) chain[i] = _mm256_setzero_ps();
+    UNROLL
+    for (size_t c = 0; c < columns; c++) {
+        __m256 line[2] = {_mm256_load_ps(w + c * MPK_ROWS), _mm256_load_ps(w + c * MPK_ROWS + 8)};
+        KEEP(line[0]);
+        KEEP(line[1]);
+        UNROLL
+        for (size_t t = 0; t < T; t++) {
+            const __m256 v = _mm256_set1_ps(in[t * INPUT_STRIDE + c]);
+            chain[t * 2] = _mm256_fmadd_ps(line[0], v, chain[t * 2]);
+            chain[t * 2 + 1] = _mm256_fmadd_ps(line[1], v, chain[t * 2 + 1]);
+        }
+    }
+    UNROLL
+    for (size_t v = 0; v < 2; v++) {
+        const __m256 scale = s != NULL ? weight_scales(s + v * 8) : _mm256_set1_ps(1.0f);
+        UNROLL
+        for (size_t t = 0; t < T; t++) {
+            float *at = y[t] + y_offset + v * 8;
+            /* times 1 is exact: both rules are this one operation */
+            _mm256_storeu_ps(at, _mm256_fmadd_ps(chain[t * 2 + v], scale, _mm256_loadu_ps(at)));
+        }
+    }
+}
+
+KERNEL void e2m1_decode(const uint8_t *w, float *out)
+{
+    const __m256 lut = _mm256_load_ps(magnitudes);
+    const __m256i sign = _mm256_set1_epi32((int)0x80000000);
+    for (size_t i = 0; i < 8; i++) {
+        if (i % 2 == 0) _mm_prefetch((const char *)w + i * 32 + PREFETCH_BYTES, _MM_HINT_T0);
+        __m256i line = load(w + i * 32);
+        UNROLL
+        for (size_t j = 0; j < 8; j++) {
+            const __m256i negative = _mm256_and_si256(_mm256_slli_epi32(line, 28), sign);
+            const __m256 v = _mm256_or_ps(_mm256_permutevar8x32_ps(lut, line), _mm256_castsi256_ps(negative));
+            _mm256_store_ps(out + (i / 2 * 8 + j) * MPK_ROWS + i % 2 * 8, v);
+            line = _mm256_srli_epi32(line, 4);
+        }
+    }
+}
+
+KERNEL void bf16_decode(const uint8_t *w, size_t lines, float *out)
+{
+    const __m256i top = _mm256_set1_epi32((int)0xffff0000);
+    for (size_t i = 0; i < lines * 2; i++) {
+        if (i % 2 == 0) _mm_prefetch((const char *)w + i * 32 + PREFETCH_BYTES, _MM_HINT_T0);
+        const __m256i line = load(w + i * 32);
+        float *at = out + i / 2 * 2 * MPK_ROWS + i % 2 * 8;
+        _mm256_store_ps(at, _mm256_castsi256_ps(_mm256_slli_epi32(line, 16)));
+        _mm256_store_ps(at + MPK_ROWS, _mm256_castsi256_ps(_mm256_and_si256(line, top)));
+    }
 }
 
 #include "rows.h"

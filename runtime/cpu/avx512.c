@@ -19,9 +19,12 @@
 /* How far ahead of the line in use weights are requested. Panels are read front to back, so this runs into the next row
  * block; past the end of a matrix it requests a line for nothing, which cannot fault. */
 #define PREFETCH_BYTES 8192
+/* fix16 kernels: one thread reads 0.89 of the scan with this, 0.83 with half of it (Zen 4). */
+#define FIX16_PREFETCH_BYTES 16384
 
 /* Most tokens a kernel keeps in registers at once: weights are decoded once for all of them. */
 #define TOKENS 8
+#define DENSE_TOKENS 8
 
 MPK_DEFINE_ELEMENTWISE(avx512, TARGET)
 
@@ -69,7 +72,7 @@ KERNEL void fix16_block(const size_t T, const uint8_t *w, const uint8_t *s, cons
     }
     UNROLL
     for (size_t c = 0; c < 4; c++) {
-        _mm_prefetch((const char *)w + c * 64 + PREFETCH_BYTES, _MM_HINT_T1);
+        _mm_prefetch((const char *)w + c * 64 + FIX16_PREFETCH_BYTES, _MM_HINT_T1);
         __m512i line = _mm512_load_si512(w + c * 64);
         __m512i even = _mm512_permutexvar_epi8(line, lut);
         __m512i odd = _mm512_permutexvar_epi8(_mm512_srli_epi16(line, 4), lut);
@@ -112,7 +115,7 @@ KERNEL void fix16_rows(const size_t T, const uint8_t *w, const uint8_t *s, size_
         while (b < group_end) {
             const size_t segment_end = group_end - b > 4 ? b + 4 : group_end;
             for (size_t t = 0; t < T; t++) segment[t] = _mm512_setzero_ps();
-            _mm_prefetch((const char *)s + b * MPK_ROWS + PREFETCH_BYTES / 16, _MM_HINT_T1);
+            _mm_prefetch((const char *)s + b * MPK_ROWS + FIX16_PREFETCH_BYTES / 16, _MM_HINT_T1);
             for (; b < segment_end; b++) fix16_block(T, w + b * MPK_TILE_BYTES, s + b * MPK_ROWS, x, b, lut, segment);
             for (size_t t = 0; t < T; t++) group[t] = _mm512_add_ps(group[t], segment[t]);
         }

@@ -29,6 +29,9 @@ EMULATED_UNARY(emulated256, _mm256_cvtepi32_ps, 8, r.f32[i] = (float)a.i32[i])
 EMULATED_SHIFT(emulated256, _mm256_slli_epi32, int, 8, r.u32[i] = n > 31 ? 0 : a.u32[i] << n)
 EMULATED_SHIFT(emulated256, _mm256_srli_epi32, int, 8, r.u32[i] = n > 31 ? 0 : a.u32[i] >> n)
 EMULATED_SHIFT(emulated256, _mm256_srli_epi16, int, 16, r.u16[i] = (uint16_t)(n > 15 ? 0 : a.u16[i] >> n))
+EMULATED_SHIFT(emulated256, _mm256_slli_epi16, int, 16, r.u16[i] = (uint16_t)(n > 15 ? 0 : a.u16[i] << n))
+EMULATED_SHIFT(emulated256, _mm256_srai_epi16, int, 16, r.i16[i] = (int16_t)(a.i16[i] >> (n > 15 ? 15 : n)))
+EMULATED_SHIFT(emulated256, _mm256_shuffle_epi32, int, 8, r.u32[i] = a.u32[(i & 4) + (n >> (i % 4 * 2) & 3)])
 EMULATED_BINARY(emulated256, _mm256_permutevar8x32_ps, 8, r.f32[i] = a.f32[b.u32[i] & 7])
 /* Within each half of 16 bytes; an index with its top bit set gives 0. */
 EMULATED_BINARY(emulated256, _mm256_shuffle_epi8, 32, r.u8[i] = b.u8[i] & 128 ? 0 : a.u8[(i & 16) + (b.u8[i] & 15)])
@@ -56,6 +59,39 @@ static inline emulated256 _mm256_cmp_ps(emulated256 a, emulated256 b, int predic
     if (predicate != _CMP_UNORD_Q) __builtin_trap();
     for (int i = 0; i < 8; i++) r.u32[i] = isnan(a.f32[i]) || isnan(b.f32[i]) ? UINT32_MAX : 0;
     return r;
+}
+
+static inline emulated256 _mm256_blend_epi32(emulated256 a, emulated256 b, int mask)
+{
+    for (int i = 0; i < 8; i++)
+        if (mask >> i & 1) a.u32[i] = b.u32[i];
+    return a;
+}
+
+static inline emulated256 _mm256_loadu_ps(const float *p)
+{
+    emulated256 r;
+    memcpy(&r, p, sizeof r);
+    return r;
+}
+
+static inline emulated256 _mm256_loadu_si256(const emulated256 *p)
+{
+    emulated256 r;
+    memcpy(&r, p, sizeof r);
+    return r;
+}
+
+static inline void _mm256_store_ps(float *p, emulated256 a)
+{
+    if ((uintptr_t)p % 32 != 0) __builtin_trap();
+    memcpy(p, &a, sizeof a);
+}
+
+static inline void _mm256_store_si256(emulated256 *p, emulated256 a)
+{
+    if ((uintptr_t)p % 32 != 0) __builtin_trap();
+    memcpy(p, &a, sizeof a);
 }
 
 static inline void _mm256_storeu_ps(float *p, emulated256 a)

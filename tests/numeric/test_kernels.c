@@ -7,7 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_TOKENS 9
+/* More than a kernel call of the layer gets. */
+#define MAX_TOKENS 67
 
 /* Inputs of a product in both forms that kernels read. */
 typedef struct inputs {
@@ -113,7 +114,8 @@ static void compare_families(test_random *r, int form, uint64_t rows, uint64_t c
     const test_family *families = test_families(&count);
     test_matrix m = test_matrix_random(r, form_encoding(form), rows, cols, 0.02);
     if (!plain) add_extremes(r, &m);
-    const size_t tokens = 1 + test_below(r, MAX_TOKENS), n = tokens * ((rows + 15) / 16 * 16);
+    const size_t tokens = 1 + test_below(r, test_below(r, 8) == 0 ? MAX_TOKENS : 13),
+                 n = tokens * ((rows + 15) / 16 * 16);
     inputs in = make_inputs(r, cols, tokens, plain);
     float *expected = product(&mpk_kernels_scalar, form, &m, &in, 1);
     for (size_t f = 1; f < count; f++) {
@@ -153,7 +155,7 @@ static void test_token_counts(void **state)
         inputs in = make_inputs(&r, 700, MAX_TOKENS, false);
         float *expected = product(&mpk_kernels_scalar, form, &m, &in, 1);
         for (size_t f = 0; f < count; f++)
-            for (size_t tokens = 1; tokens <= MAX_TOKENS; tokens++) {
+            for (size_t tokens = 1; tokens <= MAX_TOKENS; tokens = tokens == 19 ? MAX_TOKENS : tokens + 1) {
                 in.tokens = tokens;
                 float *y = product(families[f].kernels, form, &m, &in, 3);
                 test_same_bits(y, expected, tokens * 48, families[f].kernels->name);
