@@ -126,7 +126,7 @@ static uint64_t lane_bytes(unsigned jobs)
 static uint8_t *lane_buffer(uint64_t size)
 {
     const uint64_t huge = (uint64_t)2 << 20;
-    if (size < 2 * huge) return aligned_alloc(MPK_PAGE, (size + MPK_PAGE - 1) / MPK_PAGE * MPK_PAGE);
+    if (size < huge) return aligned_alloc(MPK_PAGE, (size + MPK_PAGE - 1) / MPK_PAGE * MPK_PAGE);
     size = (size + huge - 1) / huge * huge;
     uint8_t *buffer = aligned_alloc(huge, size);
 #ifdef MADV_HUGEPAGE

@@ -14,10 +14,10 @@
 
 /* Bound of all buffers of one call, whatever its number of jobs. */
 #define MPK_POOL_BYTES ((uint64_t)512 << 20)
-/* What a lane's buffer holds: large enough that a request costs nothing beside its data, small enough that all lanes'
- * bytes are still in the cache when they are hashed and rearranged. With the room of a direct transfer, whole huge
- * pages. */
-#define MPK_LANE_BYTES (((uint64_t)4 << 20) - 2 * 4096)
+/* What a lane's buffer holds: large enough that a request costs little beside its data, small enough that all lanes'
+ * bytes are still in the cache when they are hashed and rearranged, and that getting the memory takes no time. With the
+ * room of a direct transfer, one huge page. Measured: verify 0.82-0.84 of the disk's rate, with 4 MiB 0.73-0.82. */
+#define MPK_LANE_BYTES (((uint64_t)2 << 20) - 2 * 4096)
 #define MPK_JOBS_MAX 256u
 
 /* Four per processor of mpk_cpus, at most 8: a job waits for the disk most of the time, and a disk wants several
