@@ -189,7 +189,7 @@ static moepack_status make_block(moepack_load *load, const moepack_placement *pl
         return mpk_fail(error, MOEPACK_E_REFUSED, "out of memory");
     for (uint32_t e = 0; e < block.experts; e++) {
         entry->first_piece[e] = SIZE_MAX;
-        if (load->router_only) continue;
+        if (load->router_only || load->no_experts) continue;
         entry->holds[e] = moepack_placement_holds(placement, rank, number, e);
         entry->computes[e] = moepack_placement_computes(placement, rank, number, e);
     }
@@ -263,12 +263,19 @@ static void note_rearranged(mpk_load_job *job)
     }
 }
 
-static moepack_status run_job(mpk_load_job *job, const moepack_placement *placement, moepack_error *error)
+moepack_status mpk_load_make_pieces(mpk_load_job *job, const moepack_placement *placement, moepack_error *error)
 {
     moepack_load *load = job->load;
     moepack_status status = make_blocks(load, placement, job->plan, error);
     if (status == MOEPACK_OK) status = make_pieces(load, job->plan, error);
     if (status == MOEPACK_OK) status = compare_with_placement(load, job->plan, error);
+    return status;
+}
+
+static moepack_status run_job(mpk_load_job *job, const moepack_placement *placement, moepack_error *error)
+{
+    moepack_load *load = job->load;
+    moepack_status status = mpk_load_make_pieces(job, placement, error);
     if (status == MOEPACK_OK) status = mpk_load_read(job, error);
     if (status == MOEPACK_OK) status = mpk_load_plan_moves(job, error);
     if (status != MOEPACK_OK) return status;
@@ -338,6 +345,7 @@ moepack_status moepack_load_create(moepack_pack *pack, const moepack_placement *
     load->index = moepack_pack_index(pack);
     load->dense = plan->dense;
     load->router_only = plan->router_only;
+    load->no_experts = plan->no_experts;
     load->mappings = calloc((size_t)moepack_index_shards(load->index) + 1, sizeof *load->mappings);
     load->cpu_quota = mpk_default_threads_limit();
     load->spare = calloc(1, sizeof *load->spare);

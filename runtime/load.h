@@ -74,7 +74,7 @@ typedef struct mpk_load_block {
 struct moepack_load {
     moepack_pack *pack;
     const moepack_index *index;
-    bool dense, router_only;
+    bool dense, router_only, no_experts;
     mpk_piece *pieces; /* experts' pieces by schema section, one expert after the other; tensors */
     size_t piece_count;
     size_t *tensor_piece; /* pieces of trunk tensors, by ascending tensor number */
@@ -132,7 +132,10 @@ typedef struct mpk_load_job {
     struct mpk_published *published; /* buffers of published bytes that no thread uses at the moment */
 } mpk_load_job;
 
-/* load_read.c */
+/* load.c: blocks and pieces of the plan. */
+moepack_status mpk_load_make_pieces(mpk_load_job *job, const moepack_placement *placement, moepack_error *error);
+/* load_read.c: order, checked stretches and units; shards opened. Then the bytes. */
+moepack_status mpk_load_cut(mpk_load_job *job, moepack_error *error);
 moepack_status mpk_load_read(mpk_load_job *job, moepack_error *error);
 /* load_check.c: stored hashes of one unit; then per piece, in a second pass: NaN scales, canonical hash, padding. */
 moepack_status mpk_load_check_unit(mpk_load_job *job, const mpk_unit *unit, moepack_error *error);
@@ -141,10 +144,15 @@ void mpk_load_check_end(mpk_load_job *job);
 /* load_memory.c: decides what moves and reserves the second arena; then does it for one piece; then gives up what
  * nothing points to any more. */
 moepack_status mpk_load_plan_moves(mpk_load_job *job, moepack_error *error);
+/* What has to happen to one piece whose bytes have an address, and the length it then has. */
+moepack_status mpk_load_plan_move(const moepack_load *load, mpk_piece *piece, moepack_error *error);
 moepack_status mpk_load_move_piece(mpk_load_job *job, mpk_piece *piece, moepack_error *error);
 void mpk_load_release_stored(mpk_load_job *job);
 /* load_view.c */
 moepack_status mpk_load_make_views(moepack_load *load, moepack_error *error);
+/* Points the view of one expert at the data of its pieces. */
+moepack_status mpk_load_place_expert(const moepack_load *load, mpk_load_block *entry, uint32_t expert,
+                                     moepack_error *error);
 void mpk_load_free_views(mpk_load_block *block);
 
 /* load_workers.c: calls work(context, i) for every i below count from up to `threads` threads. Stops at the first

@@ -99,7 +99,7 @@ static bool mostly_rearranged(const mpk_load_job *job)
     return rearranged > all / 2;
 }
 
-static moepack_status plan_move(const moepack_load *load, mpk_piece *piece, moepack_error *error)
+moepack_status mpk_load_plan_move(const moepack_load *load, mpk_piece *piece, moepack_error *error)
 {
     moepack_desc desc;
     moepack_index_desc(load->index, piece->desc, &desc);
@@ -119,7 +119,7 @@ moepack_status mpk_load_plan_moves(mpk_load_job *job, moepack_error *error)
 {
     moepack_load *load = job->load;
     for (size_t i = 0; i < load->piece_count; i++) {
-        moepack_status status = plan_move(load, &load->pieces[i], error);
+        moepack_status status = mpk_load_plan_move(load, &load->pieces[i], error);
         if (status != MOEPACK_OK) return status;
     }
     job->gives_up_stored = mostly_rearranged(job);

@@ -268,12 +268,18 @@ static moepack_status read_mapped(mpk_load_job *job, moepack_error *error)
     return mpk_workers_run(job->readers, job->unit_count, job->options.cancel, unit_touch, job, error);
 }
 
-moepack_status mpk_load_read(mpk_load_job *job, moepack_error *error)
+moepack_status mpk_load_cut(mpk_load_job *job, moepack_error *error)
 {
     moepack_status status = make_order(job, error);
     if (status == MOEPACK_OK) status = make_checked(job, error);
     if (status == MOEPACK_OK) status = make_units(job, error);
     if (status == MOEPACK_OK) status = open_shards(job, error);
+    return status;
+}
+
+moepack_status mpk_load_read(mpk_load_job *job, moepack_error *error)
+{
+    moepack_status status = mpk_load_cut(job, error);
     if (status != MOEPACK_OK) return status;
     return job->options.io == MOEPACK_IO_MMAP ? read_mapped(job, error) : read_direct(job, error);
 }

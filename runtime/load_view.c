@@ -215,12 +215,15 @@ static moepack_status place_dense(const moepack_load *load, mpk_load_block *entr
     return MOEPACK_OK;
 }
 
-static moepack_status place_expert(const moepack_load *load, mpk_load_block *entry, const moepack_block *block,
-                                   uint32_t expert, moepack_error *error)
+moepack_status mpk_load_place_expert(const moepack_load *load, mpk_load_block *entry, uint32_t expert,
+                                     moepack_error *error)
 {
+    moepack_block block;
     moepack_record record;
     uint32_t first_desc, sections;
-    moepack_index_record(load->index, block->first_record + expert, &record);
+    moepack_index_block(load->index, entry->block, &block);
+    entry->experts[expert] = (mpk_expert_view){0}; /* a residency places an expert again and again */
+    moepack_index_record(load->index, block.first_record + expert, &record);
     moepack_index_schema(load->index, record.schema, &first_desc, &sections);
     for (uint32_t s = 0; s < sections; s++) {
         const mpk_piece *piece = &load->pieces[entry->first_piece[expert] + s];
@@ -248,7 +251,7 @@ static moepack_status make_view(const moepack_load *load, mpk_load_block *entry,
         return mpk_fail(error, MOEPACK_E_INCOMPLETE, "only the layer's router was loaded");
     if (status == MOEPACK_OK) status = place_dense(load, entry, &block, false, error);
     for (uint32_t e = 0; e < block.experts && status == MOEPACK_OK; e++)
-        if (entry->holds[e]) status = place_expert(load, entry, &block, e, error);
+        if (entry->holds[e]) status = mpk_load_place_expert(load, entry, e, error);
     return status;
 }
 

@@ -232,6 +232,29 @@ moepack_status moepack_plan_create(const moepack_pack *pack, const moepack_place
     return MOEPACK_OK;
 }
 
+moepack_status mpk_plan_dense(const moepack_pack *pack, uint32_t rank, const uint32_t *blocks, uint32_t block_count,
+                              moepack_plan **out, moepack_error *error)
+{
+    moepack_plan_options options;
+    moepack_plan_options_init(&options);
+    options.blocks = blocks;
+    options.block_count = block_count;
+    *out = NULL;
+    moepack_plan *plan = calloc(1, sizeof *plan);
+    if (plan == NULL) return mpk_fail(error, MOEPACK_E_REFUSED, "out of memory");
+    plan->pack = pack;
+    plan->rank = rank;
+    plan->dense = plan->no_experts = true;
+    moepack_status status = choose_blocks(plan, &options, error);
+    if (status == MOEPACK_OK) status = add_dense(plan, error);
+    if (status == MOEPACK_OK) status = merge_reads(plan, error);
+    if (status == MOEPACK_OK)
+        *out = plan;
+    else
+        moepack_plan_free(plan);
+    return status;
+}
+
 void moepack_plan_free(moepack_plan *plan)
 {
     if (plan == NULL) return;

@@ -21,12 +21,17 @@ struct moepack_plan {
     uint32_t *blocks; /* ascending, no block twice */
     uint32_t block_count;
     bool dense, router_only;
+    bool no_experts;      /* dense tensors alone: a residency reads the experts itself */
     mpk_plan_item *items; /* sorted by (shard, offset); every expert and every tensor once */
     size_t item_count, item_capacity;
     moepack_read *reads;
     size_t read_count;
     uint64_t experts, expert_bytes, dense_bytes;
 };
+
+/* The dense tensors alone of the given blocks, for a residency. */
+moepack_status mpk_plan_dense(const moepack_pack *pack, uint32_t rank, const uint32_t *blocks, uint32_t block_count,
+                              moepack_plan **out, moepack_error *error);
 
 /* Roles of the tensors that decide where tokens go. */
 static inline bool mpk_router_role(moepack_role role)

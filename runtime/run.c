@@ -4,6 +4,7 @@
 #include "cpu/kernels.h"
 #include "error.h"
 #include "io/machine.h"
+#include "residency.h"
 
 #include <inttypes.h>
 #include <omp.h>
@@ -204,6 +205,21 @@ moepack_status moepack_layer_run(const moepack_load *load, uint32_t block, const
     if (status != MOEPACK_OK) return status;
     status = prepare_call(&c, false, error);
     if (status == MOEPACK_OK) status = run_view(&c.view, x, tokens, &c.given, &c.how, output, error);
+    return name_block(&c, status, error);
+}
+
+moepack_status moepack_residency_run(moepack_residency *residency, uint32_t block, const float *x, size_t tokens,
+                                     const moepack_layer_options *options, const moepack_layer_output *output,
+                                     moepack_error *error)
+{
+    call c;
+    if (residency == NULL || output == NULL || (x == NULL && tokens > 0))
+        return mpk_fail(error, MOEPACK_E_USAGE, "a residency, an input and places for the output are needed");
+    moepack_status status = take_call(&c, residency->dense, block, options, error);
+    if (status != MOEPACK_OK) return status;
+    status = prepare_call(&c, false, error);
+    if (status == MOEPACK_OK)
+        status = mpk_residency_run_view(residency, block, &c.view, &c.how, x, tokens, c.given.partial, output, error);
     return name_block(&c, status, error);
 }
 

@@ -212,6 +212,82 @@ MOEPACK_API moepack_status moepack_layer_finish(const moepack_load *load, uint32
                                                 const float *s, size_t tokens, const moepack_layer_options *options,
                                                 float *y, moepack_error *error);
 
+/* ------------------------------------------------------------------------------------------------- residency */
+
+/* Which expert gives way: the least recently used one, or the one with the fewest uses (halved every 8 uses per slot;
+ * ties: the least recently used). Pinned experts never do: with moepack_residency_pin a residency holds a fixed set. */
+typedef enum moepack_evict {
+    MOEPACK_EVICT_LRU = 0,
+    MOEPACK_EVICT_LFU = 1
+} moepack_evict;
+
+typedef struct moepack_residency_options {
+    size_t size;            /* sizeof(moepack_residency_options) */
+    const uint32_t *blocks; /* block numbers; NULL: all */
+    uint32_t block_count;
+    uint64_t budget; /* bytes of weights that may be in memory: dense tensors, slots, and where records are rearranged a
+                      * read buffer per thread. Scratch of calls and the tables of the index are not counted */
+    moepack_evict evict;
+    moepack_io io; /* DIRECT: misses past the page cache. MMAP: through it; dense tensors stay mapped */
+    moepack_check check;
+    unsigned threads; /* that read; 0: min(4, processors) */
+} moepack_residency_options;
+
+typedef struct moepack_residency_report {
+    uint64_t budget, budget_used; /* budget_used: all that was reserved; does not change and never exceeds the budget */
+    uint64_t dense_bytes, slot_bytes;
+    uint64_t slots, experts; /* slots; experts of this rank */
+    uint64_t hits;           /* acquired, and in memory since an earlier use */
+    uint64_t misses;         /* acquired, and read for it */
+    uint64_t misses_in_time; /* of these: already there, thanks to a prefetch */
+    uint64_t evictions;
+    uint64_t bytes_read, bytes_verified; /* of experts */
+    uint64_t resident_bytes;             /* dense tensors, and slots with an expert */
+    double wait_seconds;                 /* of all acquiring threads */
+    char io_reason[160];                 /* as in moepack_load_report, of the dense tensors and of experts */
+} moepack_residency_report;
+
+typedef struct moepack_residency moepack_residency;
+
+MOEPACK_API void moepack_residency_options_init(moepack_residency_options *options);
+/* A rank with fewer bytes than its experts need. Dense tensors are loaded here; experts are read when they are
+ * acquired, each into a slot of one fixed size, and checked as by moepack_load_create before anything sees them.
+ * REFUSED with the numbers where the budget does not hold the dense tensors and k experts (fewer where the rank has
+ * fewer). The pack and the placement outlive it. Other errors: as moepack_load_create. */
+MOEPACK_API moepack_status moepack_residency_create(moepack_pack *pack, const moepack_placement *placement,
+                                                    uint32_t rank, const moepack_residency_options *options,
+                                                    moepack_residency **out, moepack_error *error);
+/* Stops reading and gives everything back. Nobody may still use the residency. */
+MOEPACK_API void moepack_residency_free(moepack_residency *residency);
+
+/* All functions below may be called from any number of threads.
+ *
+ * acquire: waits until the expert is in memory and keeps it there until released as often as acquired. REFUSED where
+ * every slot is held by others; CORRUPT, IO ... where it cannot be read: the residency stays usable. INCOMPLETE: not
+ * this rank's expert. Allocates nothing. */
+MOEPACK_API moepack_status moepack_residency_acquire(moepack_residency *residency, uint32_t block, uint32_t expert,
+                                                     moepack_error *error);
+MOEPACK_API void moepack_residency_release(moepack_residency *residency, uint32_t block, uint32_t expert);
+/* As moepack_load_section, of an expert that the caller has acquired. */
+MOEPACK_API const void *moepack_residency_section(moepack_residency *residency, uint32_t block, uint32_t expert,
+                                                  uint32_t s, uint64_t *length);
+/* Asks for experts that will be needed (a router's top-k of the next tokens), in this order, and returns at once. Ids
+ * that this rank does not hold are passed over. What is in use, or was prefetched and not used yet, does not give way
+ * to a prefetch; a failure shows when the expert is acquired. */
+MOEPACK_API void moepack_residency_prefetch(moepack_residency *residency, uint32_t block, const int32_t *ids,
+                                            size_t count);
+/* Reads an expert and keeps it until unpinned. REFUSED where fewer than k slots would be left. */
+MOEPACK_API moepack_status moepack_residency_pin(moepack_residency *residency, uint32_t block, uint32_t expert,
+                                                 moepack_error *error);
+MOEPACK_API void moepack_residency_unpin(moepack_residency *residency, uint32_t block, uint32_t expert);
+MOEPACK_API void moepack_residency_report_get(moepack_residency *residency, moepack_residency_report *report);
+/* moepack_layer_run with the experts of a residency: the same bits. Experts in memory are computed while the others are
+ * read; every expert is read at most once for a part of up to 256 tokens, whose expert outputs [tokens, k, L] F32 are
+ * kept (at most 128 MiB). */
+MOEPACK_API moepack_status moepack_residency_run(moepack_residency *residency, uint32_t block, const float *x,
+                                                 size_t tokens, const moepack_layer_options *options,
+                                                 const moepack_layer_output *output, moepack_error *error);
+
 /* ------------------------------------------------------------------------------------------------- routing */
 
 /* Caller-owned results; any may be NULL. */
