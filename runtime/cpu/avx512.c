@@ -215,7 +215,10 @@ KERNEL void dense_rows(const size_t T, const size_t W, const uint8_t *w, size_t 
 
 #include "rows.h"
 
-const mpk_kernels mpk_kernels_avx512 = {.name = "avx512", MPK_ROWS_FIELDS, MPK_ELEMENTWISE_FIELDS(avx512)};
+#include "forms_avx512.h"
+
+const mpk_kernels mpk_kernels_avx512 = {
+    .name = "avx512", .forms = form_table, MPK_ROWS_FIELDS, MPK_ELEMENTWISE_FIELDS(avx512)};
 #else
 typedef int mpk_avx512_needs_x86;
 #endif
