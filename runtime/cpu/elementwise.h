@@ -114,6 +114,7 @@ MPK_INLINE void mpk_body_quantize_block(const float *restrict x, mpk_fix16_block
     for (size_t i = 0; i < MPK_BLOCK; i++) {
         q[i] = (int32_t)(mpk_bits((x[i] * first) * second + magic) - 0x4b400000u);
         sum += q[i];
+        if (i + 1 == MPK_BLOCK / 2) out->seed_first = -12 * sum;
     }
     int32_t hi_sum[2] = {0, 0}, lo_sum[2] = {0, 0};
     for (size_t c = 0; c < 4; c++)

@@ -5,8 +5,8 @@
 #include "forms.h"
 
 /* Most tokens at once; fewer tokens take more blocks of 32 columns at once, as many chains in all. */
-#define FORM_TOKENS 4
-#define FORM_CHAINS 4
+#define FORM_TOKENS 8
+#define FORM_CHAINS 8
 
 /* ---- scales ---- */
 
@@ -191,55 +191,54 @@ KERNEL void nibble_rows(const size_t T, const size_t G, const mpk_gemv *op, cons
 #define INT4_CODES 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19
 static const uint8_t offset_int4[64] __attribute__((aligned(64))) = {INT4_CODES, INT4_CODES, INT4_CODES, INT4_CODES};
 
-/* One block: adds each of its G groups to the segments of T tokens. With two groups the seeds of the halves are summed
- * up here, for only the sum of both is kept with the inputs. */
+/* One block: adds each of its G groups to the segments of T tokens. */
 KERNEL void form_fix16_block(const size_t T, const size_t G, const uint8_t *w, const uint8_t *scales, size_t width,
                              size_t groups, moepack_encoding encoding, const mpk_fix16_block *const *x, size_t b,
                              __m512i lut, __m512 *segment)
 {
-    const __m512i twelve = _mm512_set1_epi32(0x0c0c0c0c);
-    __m512i hi[2][FORM_TOKENS], lo[2][FORM_TOKENS], seed_hi[FORM_TOKENS], seed_lo[FORM_TOKENS];
-    UNROLL
-    for (size_t t = 0; t < T; t++) {
-        hi[0][t] = hi[1][t] = seed_hi[t] = seed_lo[t] = lo[1][t] = _mm512_setzero_si512();
-        lo[0][t] = G == 1 ? _mm512_set1_epi32(x[t][b].seed) : _mm512_setzero_si512();
-    }
-    UNROLL
-    for (size_t c = 0; c < 4; c++) {
-        const size_t g = G == 1 ? 0 : c / 2;
-        _mm_prefetch((const char *)w + c * 64 + PREFETCH_BYTES, _MM_HINT_T1);
-        const __m512i line = _mm512_load_si512(w + c * 64);
-        const __m512i even = _mm512_permutexvar_epi8(line, lut);
-        const __m512i odd = _mm512_permutexvar_epi8(_mm512_srli_epi16(line, 4), lut);
-        UNROLL
-        for (size_t t = 0; t < T; t++) {
-            const int8_t(*digit)[2][4] = x[t][b].digit[c];
-            hi[g][t] = _mm512_dpbusd_epi32(hi[g][t], even, word_of(digit[0][0]));
-            lo[g][t] = _mm512_dpbusd_epi32(lo[g][t], even, word_of(digit[0][1]));
-            hi[g][t] = _mm512_dpbusd_epi32(hi[g][t], odd, word_of(digit[1][0]));
-            lo[g][t] = _mm512_dpbusd_epi32(lo[g][t], odd, word_of(digit[1][1]));
-            if (G == 1 || c >= 2) continue;
-            for (size_t h = 0; h < 2; h++) {
-                seed_hi[t] = _mm512_dpbusd_epi32(seed_hi[t], twelve, word_of(digit[h][0]));
-                seed_lo[t] = _mm512_dpbusd_epi32(seed_lo[t], twelve, word_of(digit[h][1]));
-            }
-        }
-    }
     UNROLL
     for (size_t g = 0; g < G; g++) {
+        __m512i hi[FORM_TOKENS], lo[FORM_TOKENS], hi_odd[FORM_TOKENS], lo_odd[FORM_TOKENS];
         if (g >= groups) break;
+        UNROLL
+        for (size_t t = 0; t < T; t++) {
+            const mpk_fix16_block *block = x[t] + b;
+            hi[t] = hi_odd[t] = lo_odd[t] = _mm512_setzero_si512();
+            lo[t] = _mm512_set1_epi32(G == 1   ? block->seed
+                                      : g == 0 ? block->seed_first
+                                               : block->seed - block->seed_first);
+        }
+        UNROLL
+        for (size_t i = 0; i < 4 / G; i++) {
+            const size_t c = g * 2 + i;
+            _mm_prefetch((const char *)w + c * 64 + PREFETCH_BYTES, _MM_HINT_T1);
+            const __m512i line = _mm512_load_si512(w + c * 64);
+            const __m512i even = _mm512_permutexvar_epi8(line, lut);
+            const __m512i odd = _mm512_permutexvar_epi8(_mm512_srli_epi16(line, 4), lut);
+            UNROLL
+            for (size_t t = 0; t < T; t++) {
+                const int8_t(*digit)[2][4] = x[t][b].digit[c];
+                hi[t] = _mm512_dpbusd_epi32(hi[t], even, word_of(digit[0][0]));
+                lo[t] = _mm512_dpbusd_epi32(lo[t], even, word_of(digit[0][1]));
+                if (T <= 2) {
+                    hi_odd[t] = _mm512_dpbusd_epi32(hi_odd[t], odd, word_of(digit[1][0]));
+                    lo_odd[t] = _mm512_dpbusd_epi32(lo_odd[t], odd, word_of(digit[1][1]));
+                } else {
+                    hi[t] = _mm512_dpbusd_epi32(hi[t], odd, word_of(digit[1][0]));
+                    lo[t] = _mm512_dpbusd_epi32(lo[t], odd, word_of(digit[1][1]));
+                }
+            }
+        }
         const __m512 scale = row_scales(scales + g * width, encoding);
         UNROLL
         for (size_t t = 0; t < T; t++) {
-            __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(hi[g][t], 8), lo[g][t]);
-            if (G == 2) {
-                const __m512i first = _mm512_add_epi32(_mm512_slli_epi32(seed_hi[t], 8), seed_lo[t]);
-                sum = g == 0 ? _mm512_sub_epi32(sum, first)
-                             : _mm512_add_epi32(_mm512_add_epi32(sum, first), _mm512_set1_epi32(x[t][b].seed));
+            if (T <= 2) {
+                hi[t] = _mm512_add_epi32(hi[t], hi_odd[t]);
+                lo[t] = _mm512_add_epi32(lo[t], lo_odd[t]);
             }
+            const __m512 sum = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(hi[t], 8), lo[t]));
             const float unit = G == 1 ? 2.0f * x[t][b].scale : x[t][b].scale;
-            segment[t] =
-                _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(unit)), scale, segment[t]);
+            segment[t] = _mm512_fmadd_ps(_mm512_mul_ps(sum, _mm512_set1_ps(unit)), scale, segment[t]);
         }
     }
 }
@@ -327,20 +326,22 @@ KERNEL void f16_rows(const size_t T, const mpk_gemv *op, size_t r, size_t t0)
 /* ---- the table ---- */
 
 /* A row block stays in the first cache levels while groups of tokens pass over it. */
-#define FORM(name, ROWS)                                                   \
-    TARGET static void name(const mpk_gemv *op, const mpk_form_scales *s)  \
-    {                                                                      \
-        (void)s;                                                           \
-        for (size_t r = 0; r < op->row_blocks; r++)                        \
-            for (size_t t = 0, n; t < op->tokens; t += n) {                \
-                n = op->tokens - t >= 4 ? 4 : op->tokens - t >= 2 ? 2 : 1; \
-                if (n == 4)                                                \
-                    ROWS(4);                                               \
-                else if (n == 2)                                           \
-                    ROWS(2);                                               \
-                else                                                       \
-                    ROWS(1);                                               \
-            }                                                              \
+#define FORM(name, ROWS)                                                                             \
+    TARGET static void name(const mpk_gemv *op, const mpk_form_scales *s)                            \
+    {                                                                                                \
+        (void)s;                                                                                     \
+        for (size_t r = 0; r < op->row_blocks; r++)                                                  \
+            for (size_t t = 0, n; t < op->tokens; t += n) {                                          \
+                n = op->tokens - t >= 8 ? 8 : op->tokens - t >= 4 ? 4 : op->tokens - t >= 2 ? 2 : 1; \
+                if (n == 8)                                                                          \
+                    ROWS(8);                                                                         \
+                else if (n == 4)                                                                     \
+                    ROWS(4);                                                                         \
+                else if (n == 2)                                                                     \
+                    ROWS(2);                                                                         \
+                else                                                                                 \
+                    ROWS(1);                                                                         \
+            }                                                                                        \
     }
 #define F16_ROWS(T) f16_rows(T, op, r, t)
 #define PLAIN_ROWS(T) e4m3_rows(T, RULE_PLAIN, op, s, r, t)

@@ -25,10 +25,11 @@ typedef struct mpk_fix16_block {
     int32_t seed;       /* -12 * sum of all q */
     int16_t seed_hi[2]; /* -12 * sum of the hi digits with index 0,1 and 2,3 in their word, modulo 2^16 */
     int16_t seed_lo[2];
-    float scale; /* 2^-k / 2 (weights enter as 2v); NaN where an input is infinite or NaN */
+    float scale;        /* 2^-k / 2 (weights enter as 2v); NaN where an input is infinite or NaN */
+    int32_t seed_first; /* `seed` of the first 16 columns alone */
 } mpk_fix16_block;
 
-_Static_assert(sizeof(mpk_fix16_block) == 80, "kernels step through blocks by this size");
+_Static_assert(sizeof(mpk_fix16_block) == 84, "kernels step through blocks by this size");
 
 /* y[t][0 .. 16 row_blocks) = W x[t]: W are `row_blocks` consecutive row blocks of a matrix in panel order. */
 typedef struct mpk_gemv {

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_TOKENS 7
+#define MAX_TOKENS 15
 
 typedef struct form_case {
     const char *name;
