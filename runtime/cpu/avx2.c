@@ -434,7 +434,13 @@ KERNEL void bf16_decode(const uint8_t *w, size_t lines, float *out)
 
 #include "rows.h"
 
-const mpk_kernels mpk_kernels_avx2 = {.name = "avx2", MPK_ROWS_FIELDS, MPK_ELEMENTWISE_FIELDS(avx2)};
+#ifndef MOEPACK_EMULATE_AVX2
+#define LANE_FMA(a, b, c) ((lane_float)_mm256_fmadd_ps((__m256)(a), (__m256)(b), (__m256)(c)))
+#endif
+#include "forms_lanes.h"
+
+const mpk_kernels mpk_kernels_avx2 = {
+    .name = "avx2", .forms = form_lanes, MPK_ROWS_FIELDS, MPK_ELEMENTWISE_FIELDS(avx2)};
 #else
 typedef int mpk_avx2_needs_x86;
 #endif
