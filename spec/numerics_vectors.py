@@ -251,6 +251,79 @@ def row_e2m1(codes, scales, v):
     return canonical(y)
 
 
+def code_value(encoding, code):
+    """3: the value of a code, as a pattern."""
+    if encoding == "E2M1":
+        return E2M1[code]
+    if encoding == "INT4_OFFSET":
+        return f32(code - 8)
+    if encoding == "F32":
+        return code
+    if encoding == "BF16":
+        return code << 16
+    if encoding == "E8M0":
+        return scale_of(code)
+    bits, bias = (10, 15) if encoding == "F16" else (3, 7)
+    width = 15 if encoding == "F16" else 7
+    negative, magnitude = code >> width, code & (1 << width) - 1
+    exponent, fraction = magnitude >> bits, magnitude & (1 << bits) - 1
+    if encoding == "F16" and exponent == 31:
+        return NAN if fraction else negative << 31 | INF
+    if encoding == "E4M3" and magnitude == 0x7F:
+        return NAN
+    v = fraction * two_to(1 - bias - bits) if exponent == 0 else ((1 << bits) + fraction) * two_to(exponent - bias - bits)
+    return pattern(-v if negative else v, negative)
+
+
+def row_groups(w, scales, v, width):
+    """3.2"""
+    y = 0
+    for n, first in enumerate(range(0, len(w), width)):
+        y = fma(chain(w, v, range(first, min(first + width, len(w)))), scales[n], y)
+    return y
+
+
+def row_grid(w, scales, v):
+    """3.3"""
+    y = 0
+    for n, first in enumerate(range(0, len(w), 128)):
+        p = 0
+        for block in range(first, min(first + 128, len(w)), 32):
+            p = add(p, chain(w, v, range(block, min(block + 32, len(w)))))
+        y = fma(p, scales[n], y)
+    return y
+
+
+def whole_rows(y, scale, global_scale, divides):
+    """3.4"""
+    if scale is not None:
+        y = fma(y, scale, 0)
+    if global_scale is not None:
+        y = add(div(y, global_scale), 0) if divides else fma(y, global_scale, 0)
+    return canonical(y)
+
+
+def row_fix16_groups(w, scales, v, width):
+    """4.2 and 4.3 for groups of 16 or 32 columns"""
+    parts = []
+    for b in blocks(len(w)):
+        q, f = fix16_inputs([v[i] for i in b])
+        for first in range(0, len(b), width):
+            total = sum(int(2 * value(w[b[n]])) * q[n] for n in range(first, min(first + width, len(b))))
+            parts.append((b[0] // 32, mul(pattern(Fraction(total)), f)))
+    y, last = 0, parts[-1][0]
+    for group in range(0, last + 1, 16):
+        p = 0
+        for segment in range(group, min(group + 16, last + 1), 4):
+            c = 0
+            for n, (block, d) in enumerate(parts):
+                if segment <= block < segment + 4:
+                    c = fma(d, scales[n], c)
+            p = add(p, c)
+        y = add(y, p)
+    return y
+
+
 def fix16_inputs(v):
     """q and f of one block; a partial block has fewer than 32."""
     if any(is_nan(b) or is_inf(b) for b in v):
@@ -496,6 +569,61 @@ def row_vectors(r):
     return four_bits, dense
 
 
+FORMS = [  # weights, their width, how scales are shared, columns of a group, encodings of scales
+    ("F16", 16, "none", 0, [None]), ("E4M3", 8, "none", 0, [None]), ("E4M3", 8, "one", 0, ["F32", "BF16"]),
+    ("E4M3", 8, "rows", 0, ["BF16", "F16", "F32"]), ("E4M3", 8, "grid", 128, ["F32", "BF16", "E8M0"]),
+    ("E4M3", 8, "groups", 32, ["E8M0"]), ("INT4_OFFSET", 4, "groups", 32, ["BF16", "F16", "F32"]),
+    ("E2M1", 4, "groups", 16, ["E4M3"])]
+
+
+def form_code(r, encoding, width, special):
+    code = r.below(1 << width)
+    if not special and encoding == "E4M3" and code & 127 == 127:
+        code -= 1
+    if not special and encoding == "F16":
+        code &= 0xBFFF
+    return code
+
+
+def scale_code(r, encoding):
+    if encoding == "E8M0":
+        return 110 + r.below(20)
+    if encoding == "E4M3":
+        return 1 + r.below(126)
+    if encoding == "F16":
+        return 0x2000 + r.below(0x1C00)
+    return r.bf16(1) >> 16 if encoding == "BF16" else r.normal(1)
+
+
+def form_vectors(r):
+    """Rows in the storage forms of section 3 other than plain and MXFP4 ones."""
+    out = []
+    for encoding, width, kind, group, kinds in FORMS:
+        for cols in (16, 48, 130, 160, 560):
+            for special in (False, True) if cols == 160 else (False,):
+                cols = cols // 32 * 32 if encoding == "INT4_OFFSET" and cols > 32 else cols
+                scale_encoding = kinds[r.below(len(kinds))]
+                count = {"none": 0, "one": 1, "rows": 1}.get(kind)
+                count = -(-cols // group) if count is None else count
+                codes = [form_code(r, encoding, width, special) for _ in range(cols)]
+                scales = [scale_code(r, scale_encoding) for _ in range(count)]
+                x = [r.bf16(1) for _ in range(cols)]
+                has_global = encoding == "E2M1"
+                divides = has_global and bool(r.below(2))
+                global_scale = r.normal(1) if has_global else None
+                w, s = [code_value(encoding, c) for c in codes], [code_value(scale_encoding, c) for c in scales]
+                y = row_groups(w, s, x, group) if kind == "groups" else row_grid(w, s, x) if kind == "grid" else row_f32(w, x)
+                own = s[0] if kind in ("one", "rows") else None
+                item = {"encoding": encoding, "kind": kind, "group": group, "scale_encoding": scale_encoding or "none", "codes": codes,
+                        "scales": scales, "x": words(x), "f32": words([whole_rows(y, own, global_scale, divides)])}
+                if has_global:
+                    item["global"], item["divides"] = words([global_scale]), divides
+                if width == 4:
+                    item["fix16"] = words([whole_rows(row_fix16_groups(w, s, x, group), None, global_scale, divides)])
+                out.append(item)
+    return out
+
+
 def norm_vectors(r):
     out = []
     for n, scale in ((1, 1), (31, 1), (33, Fraction(1, 100)), (96, Fraction(1, 1 << 70)), (100, 1 << 70), (160, 5)):
@@ -575,7 +703,7 @@ def make_all():
     return {"document": "spec/numerics.md", "functions": function_vectors(Random(1)),
             "activations": activation_vectors(Random(2)), "fix16_inputs": fix16_vectors(Random(4)), "e2m1_rows": four_bits,
             "dense_rows": dense, "norm": norm_vectors(Random(5)), "router": router_vectors(Random(6)),
-            "layer": layer_vector(Random(7))}
+            "layer": layer_vector(Random(7)), "form_rows": form_vectors(Random(8))}
 
 
 def to_text(everything):

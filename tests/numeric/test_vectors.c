@@ -2,6 +2,8 @@
  */
 #include "common.h"
 #include "cpu/elementary.h"
+#include "cpu/forms.h"
+#include "layer_job.h"
 #include "router.h"
 
 #include <jansson.h>
@@ -216,6 +218,94 @@ static void test_dense_rows(void **state)
     assert_int_equal(index, 18);
 }
 
+static moepack_encoding encoding_of(const char *name)
+{
+    for (int e = 0; moepack_encoding_name((moepack_encoding)e) != NULL; e++)
+        if (strcmp(moepack_encoding_name((moepack_encoding)e), name) == 0) return (moepack_encoding)e;
+    fail_msg("no encoding %s", name);
+    return MOEPACK_ENC_NONE;
+}
+
+/* Element i of a row whose words are `step` bytes apart, or of an array (step: bytes of a word). */
+static void put_code(uint8_t *at, size_t i, size_t bits, size_t step, uint32_t code)
+{
+    uint32_t word;
+    uint8_t *to = at + i / (32 / bits) * step;
+    memcpy(&word, to, 4);
+    word |= code << (i % (32 / bits) * bits);
+    memcpy(to, &word, 4);
+}
+
+static void test_form_rows(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name;
+        mpk_scale_kind kind;
+    } kinds[] = {{"none", MPK_SCALE_NONE},
+                 {"one", MPK_SCALE_ONE},
+                 {"rows", MPK_SCALE_ROWS},
+                 {"grid", MPK_SCALE_GRID},
+                 {"groups", MPK_SCALE_GROUPS}};
+    size_t count, index, cols;
+    const test_family *families = test_families(&count);
+    json_t *v;
+    json_array_foreach(get(vectors, "form_rows"), index, v)
+    {
+        float *x = get_floats(v, "x", &cols), *f32 = get_floats(v, "f32", NULL);
+        const json_t *codes = get(v, "codes"), *scales = get(v, "scales"), *fix16 = json_object_get(v, "fix16");
+        const moepack_encoding encoding = encoding_of(text(v, "encoding")),
+                               scale = encoding_of(text(v, "scale_encoding"));
+        const size_t bits = encoding == MOEPACK_ENC_F16 ? 16 : encoding == MOEPACK_ENC_E4M3 ? 8 : 4;
+        const size_t width = mpk_scale_bytes(scale);
+        uint8_t *weights = test_alloc((cols + 31) * bits * 64 / 32 + 256),
+                *at = test_alloc(json_array_size(scales) * 64 + 64);
+        float global = 0;
+        mpk_matrix_view m = {.weights = weights,
+                             .encoding = encoding,
+                             .rows = 1,
+                             .cols = cols,
+                             .scales = at,
+                             .scale_encoding = scale,
+                             .group_cols = (uint32_t)number(v, "group")};
+        for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++)
+            if (strcmp(kinds[k].name, text(v, "kind")) == 0) m.scale_kind = kinds[k].kind;
+        for (size_t c = 0; c < cols; c++)
+            put_code(weights, c, bits, 64, (uint32_t)json_integer_value(json_array_get(codes, c)));
+        for (size_t g = 0; g < json_array_size(scales); g++) {
+            const uint32_t code = (uint32_t)json_integer_value(json_array_get(scales, g));
+            memcpy(at + (m.scale_kind == MPK_SCALE_GROUPS ? g * 16 : g) * width, &code, width);
+        }
+        if (json_object_get(v, "global") != NULL) {
+            float *word = get_floats(v, "global", NULL);
+            global = word[0];
+            free(word);
+            m.global = (const uint8_t *)&global;
+            m.global_divides = json_is_true(get(v, "divides"));
+        }
+        mpk_fix16_block *q = test_alloc((cols + 31) / 32 * sizeof *q);
+        for (size_t f = 0; f < count; f++) {
+            const mpk_job job = {.kernels = families[f].kernels, .round = true};
+            float y[16], *rows[1] = {y};
+            const void *floats_in[1] = {x}, *blocks_in[1] = {q};
+            mpk_multiply(&job, &m, false, 0, 1, floats_in, rows, 1);
+            test_same_bits(y, f32, 1, text(v, "encoding"));
+            if (fix16 == NULL) continue;
+            float *wanted = get_floats(v, "fix16", NULL);
+            families[f].kernels->quantize(x, q, (cols + 31) / 32);
+            mpk_multiply(&job, &m, true, 0, 1, blocks_in, rows, 1);
+            test_same_bits(y, wanted, 1, "fix16 row of a form");
+            free(wanted);
+        }
+        free(q);
+        free(x);
+        free(f32);
+        free(weights);
+        free(at);
+    }
+    assert_int_equal(index, 48);
+}
+
 static void test_norm(void **state)
 {
     (void)state;
@@ -419,7 +509,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_functions), cmocka_unit_test(test_activations), cmocka_unit_test(test_fix16_inputs),
         cmocka_unit_test(test_e2m1_rows), cmocka_unit_test(test_dense_rows),  cmocka_unit_test(test_norm),
-        cmocka_unit_test(test_router),    cmocka_unit_test(test_layer),
+        cmocka_unit_test(test_router),    cmocka_unit_test(test_layer),       cmocka_unit_test(test_form_rows),
     };
     const int failures = cmocka_run_group_tests_name("numeric vectors", tests, NULL, NULL);
     json_decref(vectors);
