@@ -3,7 +3,8 @@
  *
  * Vector instructions per 64-byte line (16 rows x 8 columns) for T tokens, counted from this source:
  *   fix16, T <= 2   4 loads, 16 decode (and, ushr, 2 tbl), 17 T (load of digits, 16 sdot by element), and per block
- *                   21 scale and seed + 20 T, a quarter of which falls on a line: about 25 + 22 T; 47 for one token
+ *                   28 scale + 28 T (zeroes, shift, add, convert, multiply, fmla), a quarter of which falls on a line:
+ *                   27 + 24 T; 51 for one token
  *   e2m1 in f32     4 loads, 24 + 32 tbl and shifts, 32 T fmla, 8 T scalar loads: about 60 + 40 T
  *   BF16            4 loads, 8 to widen, 8 T fmla, 2 T scalar loads (16 rows x 2 columns)
  *   F32             4 loads, 4 T fmla, T scalar loads (16 rows x 1 column)
