@@ -25,6 +25,7 @@
 
 /* Most tokens at once. 32 registers hold the sums of 16 rows up to two tokens, of 8 rows up to four, else of 4 rows. */
 #define TOKENS 8
+#define DENSE_TOKENS 8
 
 MPK_DEFINE_ELEMENTWISE(neon, TARGET)
 
