@@ -13,6 +13,13 @@
 
 #include <cmocka.h>
 
+/* Where an emulated processor runs the tests everything takes twenty times as long: fewer cases, the same paths. */
+#ifdef MOEPACK_TEST_EMULATED
+#define TEST_CASES(native, emulated) (emulated)
+#else
+#define TEST_CASES(native, emulated) (native)
+#endif
+
 /* A family as this machine can run it. */
 typedef struct test_family {
     const mpk_kernels *kernels;

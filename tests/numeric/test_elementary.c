@@ -62,19 +62,21 @@ static void check(const struct function *f, uint32_t bits, double *worst, float 
     }
 }
 
-/* Every 997th bit pattern, so all exponents and both signs; then every 3rd one where the functions change. */
+/* Every 997th bit pattern, so all exponents and both signs; then every 3rd one where the functions change. Under
+ * emulation a twentieth of them. */
 static void test_error_bounds(void **state)
 {
     (void)state;
+    const uint32_t wide = TEST_CASES(997, 19937), middle = TEST_CASES(3, 61), near = TEST_CASES(97, 1931);
     for (size_t i = 0; i < FUNCTIONS; i++) {
         double worst = 0;
         float where = 0;
-        for (uint64_t bits = 0; bits <= UINT32_MAX; bits += 997) check(&functions[i], (uint32_t)bits, &worst, &where);
-        for (uint32_t bits = mpk_bits(0.54f); bits < mpk_bits(0.75f); bits += 3) {
+        for (uint64_t bits = 0; bits <= UINT32_MAX; bits += wide) check(&functions[i], (uint32_t)bits, &worst, &where);
+        for (uint32_t bits = mpk_bits(0.54f); bits < mpk_bits(0.75f); bits += middle) {
             check(&functions[i], bits, &worst, &where);
             check(&functions[i], bits | 0x80000000u, &worst, &where);
         }
-        for (uint32_t bits = mpk_bits(80.0f); bits < mpk_bits(106.0f); bits += 97) {
+        for (uint32_t bits = mpk_bits(80.0f); bits < mpk_bits(106.0f); bits += near) {
             check(&functions[i], bits, &worst, &where);
             check(&functions[i], bits | 0x80000000u, &worst, &where);
         }
