@@ -6,6 +6,7 @@
 #include "io/pack.h"
 #include "pipeline.h"
 #include "publish.h"
+#include "quantize.h"
 #include "verify.h"
 
 #include <dirent.h>
@@ -154,6 +155,8 @@ static moepack_status prepare(conversion *c, const char *src, const char *out, m
         mpk_meter_stage(&c->meter, "read headers", 0);
         status = mpk_source_open(src, &c->selection, &c->source, error);
     }
+    if (status == MOEPACK_OK && c->options.quantize_mxfp4)
+        status = mpk_source_quantize(c->source, c->options.force_requantize, error);
     if (status == MOEPACK_OK) status = make_plan(c, error);
     if (status == MOEPACK_OK) status = check_open_files(c, error);
     if (status != MOEPACK_OK) return status;

@@ -401,7 +401,11 @@ moepack_status moepack_export(const char *pack, const char *out_dir, const moepa
     e.index = mpk_pack_index(e.pack);
     moepack_info info;
     moepack_index_info(e.index, &info);
-    if (info.subset) {
+    if (info.quantized) {
+        status = mpk_fail(error, MOEPACK_E_UNSUPPORTED,
+                          "its experts were quantised when it was made (--quantize): they are not the source's bits");
+        mpk_error_file(error, pack);
+    } else if (info.subset) {
         status = mpk_fail(error, MOEPACK_E_UNSUPPORTED, "the container holds only a part of its source");
         mpk_error_file(error, pack);
     }

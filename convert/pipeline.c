@@ -3,6 +3,9 @@
  * written do not depend on how many there are. */
 #include "pipeline.h"
 
+#include "mxfp4.h"
+#include "quantize.h"
+
 #include "error.h"
 #include "pipeline_hash.h"
 
@@ -53,6 +56,7 @@ void mpk_pipeline_error_piece(const mpk_pipeline *pipeline, const mpk_piece *pie
 static bool is_small(const mover *m, const mpk_piece *piece)
 {
     mpk_shape shape;
+    if (piece->quantized) return false;
     mpk_plan_shape(m->plan, piece, &shape);
     return shape.canonical_length <= m->lanes.bytes && shape.decoded_length <= m->lanes.bytes;
 }
@@ -267,6 +271,164 @@ static moepack_status move_piece(mover *m, mpk_lane *lane, size_t index, const u
     return status;
 }
 
+/* ---- quantised pieces (quantize.h) ---- */
+
+/* A quantised piece on its way: rows are encoded and written group by group; the scales, a thirty-second of the codes'
+ * number, wait until the last. */
+typedef struct quantizing {
+    const mpk_piece *piece;
+    mpk_quantize_input input;
+    uint8_t *scales; /* published order */
+    uint64_t scales_used;
+    mpk_section_hash hasher;
+} quantizing;
+
+static moepack_status read_scales(mover *m, quantizing *q, uint8_t **bytes, moepack_error *error)
+{
+    const mpk_piece *piece = q->piece;
+    *bytes = NULL;
+    if (!piece->scale) return MOEPACK_OK;
+    int fd;
+    uint64_t size;
+    const mpk_source *source = m->pipeline->source;
+    char *path = mpk_path_join(source->dir, source->files[m->plan->source_file[piece->scale_file]].name);
+    *bytes = malloc(piece->scale->length + 1);
+    if (!*bytes || !path) {
+        free(path);
+        return mpk_fail(error, MOEPACK_E_REFUSED, "out of memory");
+    }
+    moepack_status status = mpk_file_open(path, &fd, &size, error);
+    if (status == MOEPACK_OK) {
+        status = mpk_file_pread(fd, *bytes, (size_t)piece->scale->length, piece->scale_offset, path, error);
+        close(fd);
+    }
+    free(path);
+    q->input.scale = piece->scale;
+    q->input.scale_bytes = *bytes;
+    return status;
+}
+
+/* One chunk of codes: rows of one matrix, or all matrices of the section. */
+static moepack_status quantize_chunk(mover *m, quantizing *q, const mpk_chunk *chunk, uint64_t *row, uint32_t *matrix,
+                                     uint8_t *codes, uint8_t *stored, moepack_error *error)
+{
+    const mpk_source_section *weight = q->input.weight;
+    uint64_t left = chunk->canonical_length, at = 0, bad = 0;
+    moepack_status status = MOEPACK_OK;
+    while (left > 0 && status == MOEPACK_OK) {
+        const moepack_matrix *from = &weight->matrices[*matrix];
+        const uint64_t row_bytes = from->cols / 2, rows = from->rows - *row;
+        const uint64_t count = left / row_bytes < rows ? left / row_bytes : rows;
+        status =
+            mpk_quantize_rows(&q->input, *matrix, *row, count, codes + at, q->scales + q->scales_used, &bad, error);
+        if (status != MOEPACK_OK) mpk_error_offset(error, q->piece->offset + bad * from->bits / 8);
+        q->scales_used += count * from->cols / MPK_MXFP4_BLOCK;
+        at += count * row_bytes;
+        left -= count * row_bytes;
+        *row += count;
+        if (*row < from->rows) continue;
+        *row = 0;
+        ++*matrix;
+    }
+    const uint64_t target = m->plan->tables.sections[q->piece->section].offset + chunk->stored_offset;
+    if (status != MOEPACK_OK) return status;
+    if (chunk->same) {
+        mpk_section_hash_stored(&q->hasher, codes, chunk->stored_length);
+        return mpk_direct_write(&m->pipeline->shard[q->piece->shard], codes, chunk->stored_length, target, error);
+    }
+    status = rearrange(chunk, codes, stored, &q->hasher, error);
+    return status == MOEPACK_OK
+               ? mpk_direct_write(&m->pipeline->shard[q->piece->shard], stored, chunk->stored_length, target, error)
+               : status;
+}
+
+static void begin_section(mover *m, mpk_lane *lane, quantizing *q, uint64_t section, const mpk_shape *shape)
+{
+    mpk_tables *t = &m->plan->tables;
+    const moepack_section *s = &t->sections[section];
+    mpk_section_hash_init(&q->hasher, lane, shape->layout == MOEPACK_LAYOUT_CANONICAL, shape->decoded_length,
+                          store_part, s->first_part == MOEPACK_NO_PARTS ? NULL : t->parts + s->first_part);
+}
+
+/* The scales, which are in memory whole, to the section behind the codes. */
+static moepack_status write_scales(mover *m, mpk_lane *lane, quantizing *q, moepack_error *error)
+{
+    const mpk_piece *piece = q->piece;
+    const moepack_desc *desc = &m->plan->tables.descs[piece->desc + 1];
+    moepack_section *section = &m->plan->tables.sections[piece->section + 1];
+    mpk_shape shape;
+    mpk_shape_of(desc, m->plan->tables.matrices + desc->first_matrix, &shape);
+    begin_section(m, lane, q, piece->section + 1, &shape);
+    const mpk_chunk whole = {.canonical_length = shape.canonical_length,
+                             .stored_length = shape.decoded_length,
+                             .matrices = shape.matrices,
+                             .matrix_count = shape.matrix_count};
+    uint8_t *stored = q->scales;
+    moepack_status status = MOEPACK_OK;
+    if (shape.layout == MOEPACK_LAYOUT_CANONICAL) {
+        mpk_section_hash_stored(&q->hasher, stored, shape.decoded_length);
+    } else {
+        stored = malloc(shape.decoded_length + 1);
+        status = stored ? rearrange(&whole, q->scales, stored, &q->hasher, error)
+                        : mpk_fail(error, MOEPACK_E_REFUSED, "out of memory");
+    }
+    if (status == MOEPACK_OK)
+        status =
+            mpk_direct_write(&m->pipeline->shard[piece->shard], stored, shape.decoded_length, section->offset, error);
+    if (status == MOEPACK_OK) mpk_section_hash_end(&q->hasher, &section->xxh3_canonical, &section->xxh3_stored);
+    if (stored != q->scales) free(stored);
+    return status;
+}
+
+static moepack_status quantize_codes(mover *m, mpk_lane *lane, quantizing *q, const mpk_shape *shape, uint8_t *codes,
+                                     uint8_t *stored, moepack_error *error)
+{
+    moepack_section *section = &m->plan->tables.sections[q->piece->section];
+    mpk_chunker chunker;
+    mpk_chunk chunk;
+    uint64_t row = 0;
+    uint32_t matrix = 0;
+    moepack_status status = MOEPACK_OK;
+    mpk_chunker_init(&chunker, shape, lane->bytes);
+    begin_section(m, lane, q, q->piece->section, shape);
+    while (status == MOEPACK_OK && mpk_chunker_next(&chunker, &chunk)) {
+        if (mpk_cancelled(m->pipeline->callbacks)) status = mpk_fail(error, MOEPACK_E_INTERRUPTED, "interrupted");
+        if (status == MOEPACK_OK)
+            status = quantize_chunk(m, q, &chunk, &row, &matrix, codes + chunk.canonical_offset, stored, error);
+    }
+    if (status == MOEPACK_OK) mpk_section_hash_end(&q->hasher, &section->xxh3_canonical, &section->xxh3_stored);
+    return status == MOEPACK_OK ? write_scales(m, lane, q, error) : status;
+}
+
+/* The published section is read whole: its matrices may lie in it in any way. It and its codes come out of the pool
+ * that bounds all buffers. */
+static moepack_status quantize_piece(mover *m, mpk_lane *lane, size_t index, moepack_error *error)
+{
+    const mpk_piece *piece = &m->plan->pieces[index];
+    mpk_shape shape;
+    mpk_buffers buffers;
+    uint8_t *read = NULL, *scales = NULL;
+    mpk_plan_shape(m->plan, piece, &shape);
+    quantizing q = {.piece = piece, .input = {.weight = piece->quantized}};
+    moepack_status status =
+        mpk_buffers_take(lane, piece->length, shape.canonical_length + shape.decoded_length, &buffers, error);
+    if (status != MOEPACK_OK) return status;
+    q.scales = malloc(m->plan->tables.descs[piece->desc + 1].canonical_length + 1);
+    if (!q.scales) status = mpk_fail(error, MOEPACK_E_REFUSED, "out of memory");
+    if (status == MOEPACK_OK) status = read_scales(m, &q, &scales, error);
+    if (status == MOEPACK_OK)
+        status = mpk_direct_read(&m->files[piece->file].direct, buffers.in, piece->length, piece->offset, &read, error);
+    q.input.weight_bytes = read;
+    if (status == MOEPACK_OK)
+        status = quantize_codes(m, lane, &q, &shape, buffers.out, buffers.out + shape.canonical_length, error);
+    if (status != MOEPACK_OK && status != MOEPACK_E_INTERRUPTED) mpk_error_file(error, m->files[piece->file].path);
+    if (status == MOEPACK_OK) mpk_meter_add(m->pipeline->meter, "", piece->length);
+    mpk_buffers_return(lane, &buffers);
+    free(scales);
+    free(q.scales);
+    return status;
+}
+
 static moepack_status move_batch(void *user, unsigned lane_number, size_t item, moepack_error *error)
 {
     mover *m = user;
@@ -279,7 +441,9 @@ static moepack_status move_batch(void *user, unsigned lane_number, size_t item, 
         status = mpk_direct_read(&m->files[first->file].direct, lane->in, b->length, first->offset, &loaded, error);
     for (size_t i = b->first; i < b->first + b->count && status == MOEPACK_OK; i++) {
         const mpk_piece *piece = &m->plan->pieces[i];
-        status = move_piece(m, lane, i, b->length ? loaded + (piece->offset - first->offset) : NULL, error);
+        status = piece->quantized
+                     ? quantize_piece(m, lane, i, error)
+                     : move_piece(m, lane, i, b->length ? loaded + (piece->offset - first->offset) : NULL, error);
         if (status != MOEPACK_OK && status != MOEPACK_E_INTERRUPTED)
             mpk_pipeline_error_piece(m->pipeline, piece, error);
     }

@@ -64,6 +64,12 @@ static moepack_status make_record(mpk_planner *planner, const mpk_source_block *
     *record = (moepack_record){
         .schema = schema, .length = planner->geometry[schema].length, .first_section = t->section_count};
     planner->plan->record_count++;
+    if (block->published != NULL) {
+        const mpk_source_schema *published = &planner->source->published[mpk_source_expert_schema(block, expert)];
+        const uint32_t *all = mpk_source_published_tensors(block, expert);
+        for (uint32_t s = 0; s < published->count; s++) /* those left out, too, do not belong to the trunk */
+            planner->in_record[all[s]] = 1;
+    }
     for (uint32_t s = 0; s < count; s++) {
         uint64_t section = 0;
         planner->in_record[tensor[s]] = 1;
@@ -111,6 +117,24 @@ static moepack_status add_piece(mpk_planner *planner, const mpk_piece *piece)
     return MOEPACK_OK;
 }
 
+/* Where in the source the bytes of a quantised section are. */
+static void quantize_piece(const mpk_planner *planner, uint32_t block, uint32_t expert,
+                           const mpk_source_section *derived, mpk_piece *piece)
+{
+    const mpk_source *source = planner->source;
+    const mpk_source_block *from = &source->blocks[planner->plan->source_block[block]];
+    const mpk_source_schema *published = &source->published[mpk_source_expert_schema(from, expert)];
+    const mpk_source_section *weight = &published->sections[derived->published];
+    piece->quantized = weight;
+    piece->length = weight->length;
+    piece->offset = source->tensors[piece->tensor].offset + (weight->fused ? weight->length * expert : 0);
+    if (derived->published_scale == UINT32_MAX) return;
+    const uint32_t tensor = mpk_source_published_tensors(from, expert)[derived->published_scale];
+    piece->scale = &published->sections[derived->published_scale];
+    piece->scale_file = planner->file_entry[source->tensors[tensor].file];
+    piece->scale_offset = source->tensors[tensor].offset + (piece->scale->fused ? piece->scale->length * expert : 0);
+}
+
 static moepack_status record_pieces(mpk_planner *planner, uint32_t block, uint32_t expert)
 {
     const mpk_tables *t = planner->tables;
@@ -120,10 +144,14 @@ static moepack_status record_pieces(mpk_planner *planner, uint32_t block, uint32
     const uint32_t *tensor = mpk_source_expert_tensors(
         planner->source, &planner->source->blocks[planner->plan->source_block[block]], expert);
     moepack_status status = MOEPACK_OK;
+    const mpk_source_block *from_block = &planner->source->blocks[planner->plan->source_block[block]];
     for (uint32_t s = 0; s < schema->count && status == MOEPACK_OK; s++) {
+        const mpk_source_section *source =
+            &planner->source->schemas[mpk_source_expert_schema(from_block, expert)].sections[s];
         const moepack_desc *desc = &t->descs[schema->first_desc + s];
         const mpk_source_tensor *from = &planner->source->tensors[tensor[s]];
         uint64_t slice = desc->fused ? desc->canonical_length * expert : 0;
+        planner->stored_bytes += desc->canonical_length;
         mpk_piece piece = {.offset = from->offset + slice,
                            .length = desc->canonical_length,
                            .section = record->first_section + s,
@@ -133,6 +161,8 @@ static moepack_status record_pieces(mpk_planner *planner, uint32_t block, uint32
                            .tensor = tensor[s],
                            .block = block,
                            .expert = expert};
+        if (source->derived == MPK_DERIVED_SCALES) continue; /* with its codes */
+        if (source->derived == MPK_DERIVED_CODES) quantize_piece(planner, block, expert, source, &piece);
         status = add_piece(planner, &piece);
     }
     return status;
@@ -158,6 +188,7 @@ static moepack_status make_pieces(mpk_planner *planner)
     for (uint32_t i = 0; i < planner->source->tensor_count && status == MOEPACK_OK; i++) {
         if (planner->tensor_entry[i] == UINT32_MAX) continue;
         const moepack_tensor *tensor = &t->tensors[planner->tensor_entry[i]];
+        planner->stored_bytes += planner->source->tensors[i].length;
         mpk_piece piece = {.offset = planner->source->tensors[i].offset,
                            .length = planner->source->tensors[i].length,
                            .section = tensor->section,
@@ -169,7 +200,7 @@ static moepack_status make_pieces(mpk_planner *planner)
                            .expert = UINT32_MAX};
         status = add_piece(planner, &piece);
     }
-    planner->tables->info.source_bytes = planner->plan->source_bytes; /* of tensors alone */
+    planner->tables->info.source_bytes = planner->stored_bytes; /* of tensors alone */
     for (uint32_t i = 0; i < t->file_count && status == MOEPACK_OK; i++) {
         mpk_piece piece = {.length = t->sections[t->files[i].section].stored_length,
                            .section = t->files[i].section,
@@ -212,6 +243,26 @@ static moepack_status check_coverage(mpk_planner *planner)
 
 /* ---- the whole ---- */
 
+/* Tensors that the sections of records would be: one for each of an expert's own, one for all experts of a fused one.
+ */
+static uint64_t derived_tensors(const mpk_planner *planner)
+{
+    const mpk_tables *t = planner->tables;
+    uint64_t count = 0;
+    for (uint32_t b = 0; b < t->block_count; b++) {
+        uint32_t present = 0, schema = UINT32_MAX;
+        for (uint32_t e = 0; e < t->blocks[b].experts; e++) {
+            const moepack_record *record = &t->records[t->blocks[b].first_record + e];
+            if (record->shard == MOEPACK_NO_SHARD) continue;
+            present++;
+            schema = record->schema;
+        }
+        for (uint32_t s = 0; present > 0 && s < t->schemas[schema].count; s++)
+            count += t->descs[t->schemas[schema].first_desc + s].fused ? 1 : present;
+    }
+    return count;
+}
+
 static moepack_status make_info(mpk_planner *planner)
 {
     mpk_tables *t = planner->tables;
@@ -222,8 +273,10 @@ static moepack_status make_info(mpk_planner *planner)
     info->layout = planner->options->layout;
     info->codec = (uint32_t)planner->options->codec;
     info->subset = source->subset || t->file_count < source->file_count;
+    info->quantized = source->quantized;
     for (uint32_t i = 0; i < source->tensor_count; i++)
-        info->source_tensors += planner->in_record[i] || planner->tensor_entry[i] != UINT32_MAX;
+        info->source_tensors += (planner->in_record[i] && !source->quantized) || planner->tensor_entry[i] != UINT32_MAX;
+    if (source->quantized) info->source_tensors += derived_tensors(planner);
     if (!mpk_tables_string(t, source->family, strlen(source->family), &info->family) ||
         !mpk_tables_string(t, source->model_type, strlen(source->model_type), &info->model_type))
         return mpk_plan_oom(planner);

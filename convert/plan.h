@@ -32,6 +32,11 @@ typedef struct mpk_piece {
     uint32_t tensor; /* source tensor, MPK_NO_TENSOR: a file's own bytes */
     uint32_t block;  /* in tables.blocks, MOEPACK_NO_BLOCK: trunk */
     uint32_t expert; /* UINT32_MAX: none */
+    /* Quantised (quantize.h): the piece is a published weight section; its codes go to `section` and `desc`, its scales
+     * to the ones behind. NULL: stored as published. */
+    const mpk_source_section *quantized, *scale;
+    uint64_t scale_offset; /* of the published scales, in file scale_file */
+    uint32_t scale_file;
 } mpk_piece;
 
 typedef struct mpk_plan {

@@ -31,6 +31,7 @@ typedef struct mpk_planner {
     mpk_record_geometry *geometry; /* per entry of SCHEMAS */
     uint32_t *storage;             /* trunk: entries of TENSORS in storage order */
     uint64_t first_trunk_section;
+    uint64_t stored_bytes; /* canonical bytes of all sections of tensors */
 } mpk_planner;
 
 moepack_status mpk_plan_oom(mpk_planner *planner);

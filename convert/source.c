@@ -196,12 +196,14 @@ void mpk_source_close(mpk_source *source)
     for (uint32_t b = 0; b < source->block_count; b++) {
         free(source->blocks[b].section);
         free(source->blocks[b].expert_schema);
+        free(source->blocks[b].published);
     }
     free(source->blocks);
     free(source->files);
     free(source->tensors);
     free(source->schemas);
     free(source->policies);
+    free(source->published);
     free(source->expert_selected);
     free(source->dir);
     mpk_arena_free(source->arena);

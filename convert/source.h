@@ -33,6 +33,13 @@ typedef struct mpk_source_tensor {
     uint32_t group_rows, group_cols; /* scales of a dense part: weights that share one; else 0 */
 } mpk_source_tensor;
 
+/* Whose bytes a section holds: a tensor's as published, or (convert --quantize) what was made of one. */
+typedef enum mpk_derived {
+    MPK_AS_PUBLISHED,
+    MPK_DERIVED_CODES,
+    MPK_DERIVED_SCALES
+} mpk_derived;
+
 /* One section slot of an expert schema: shape and meaning, equal for all experts that use the schema. */
 typedef struct mpk_source_section {
     const char *pattern; /* after the prefix: "experts.{expert}.w1.weight_packed" */
@@ -44,6 +51,9 @@ typedef struct mpk_source_section {
     uint64_t length;  /* bytes of one expert's section */
     uint32_t matrix_count;
     moepack_matrix matrices[4];
+    mpk_derived derived;
+    uint32_t published;       /* section of the published schema that this one is, or is made of */
+    uint32_t published_scale; /* derived: and its scales; UINT32_MAX: none */
 } mpk_source_section;
 
 typedef struct mpk_source_schema {
@@ -57,12 +67,14 @@ typedef struct mpk_source_block {
     char *prefix; /* with its final dot */
     char label[MOEPACK_LABEL_MAX];
     uint32_t experts;
-    uint32_t policy;         /* index into policies */
-    bool selected;           /* by --layers */
-    uint32_t schema;         /* of all its experts, or ... */
-    uint32_t *expert_schema; /* ... [experts], where each may be stored in another form; NULL: `schema` */
-    uint32_t stride;         /* sections from one expert to the next; 0: as many as the schema has */
-    uint32_t *section;       /* [experts x stride] tensor index; MPK_NO_TENSOR where the expert is not selected */
+    uint32_t policy;           /* index into policies */
+    bool selected;             /* by --layers */
+    uint32_t schema;           /* of all its experts, or ... */
+    uint32_t *expert_schema;   /* ... [experts], where each may be stored in another form; NULL: `schema` */
+    uint32_t stride;           /* sections from one expert to the next; 0: as many as the schema has */
+    uint32_t *section;         /* [experts x stride] tensor index; MPK_NO_TENSOR where the expert is not selected */
+    uint32_t *published;       /* where `section` is that of a rewritten schema: that of the published one, with ... */
+    uint32_t published_stride; /* ... so many from one expert to the next */
 } mpk_source_block;
 
 static inline uint32_t mpk_source_expert_schema(const mpk_source_block *block, uint32_t expert)
@@ -87,6 +99,8 @@ typedef struct mpk_source {
     uint32_t block_count;
     mpk_source_schema *schemas;
     uint32_t schema_count;
+    mpk_source_schema *published; /* [schema_count] before quantising; NULL: schemas are as published */
+    bool quantized;
     mpk_source_policy *policies;
     uint32_t policy_count;
     uint8_t *expert_selected; /* [max experts of any block] by --experts */
@@ -109,6 +123,12 @@ static inline const uint32_t *mpk_source_expert_tensors(const mpk_source *source
                                                         uint32_t expert)
 {
     return block->section + (size_t)expert * (block->stride ? block->stride : source->schemas[block->schema].count);
+}
+
+/* The same of the published schema; only of a source that was rewritten. */
+static inline const uint32_t *mpk_source_published_tensors(const mpk_source_block *block, uint32_t expert)
+{
+    return block->published + (size_t)expert * block->published_stride;
 }
 
 /* Reads and checks everything: index json, headers, config, family, names, shapes, selection. */

@@ -91,7 +91,7 @@ static void put_info(writer *w, uint8_t *e)
     mpk_store32(e + 52, info->writer_revision);
     mpk_store32(e + 56, (uint32_t)info->layout);
     mpk_store32(e + 60, info->codec);
-    mpk_store32(e + 64, info->subset ? 1 : 0);
+    mpk_store32(e + 64, (info->subset ? 1u : 0) | (info->quantized ? 2u : 0));
     mpk_store64(e + 72, info->source_bytes);
     mpk_store64(e + 80, info->source_tensors);
 }

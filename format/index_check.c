@@ -67,7 +67,8 @@ static moepack_status check_info(const moepack_index *x, moepack_error *error)
     if (status != MOEPACK_OK) return status;
     if (mpk_load32(e + 48) != MPK_PAGE_SIZE) return CORRUPT(MPK_T_INFO, 0, "page size is not 4096");
     if (mpk_load32(e + 56) > MOEPACK_LAYOUT_PANEL) return CORRUPT(MPK_T_INFO, 0, "unknown layout");
-    if ((mpk_load32(e + 64) & ~1u) != 0) return CORRUPT(MPK_T_INFO, 0, "reserved flag is set");
+    if ((mpk_load32(e + 64) & ~3u) != 0) return CORRUPT(MPK_T_INFO, 0, "reserved flag is set");
+    if ((mpk_load32(e + 64) & 3u) == 2) return CORRUPT(MPK_T_INFO, 0, "quantised, but not a subset");
     if (!zero_bytes(e + 88, 40)) return CORRUPT(MPK_T_INFO, 0, "reserved field is not zero");
     return MOEPACK_OK;
 }

@@ -34,6 +34,7 @@ void moepack_index_info(const moepack_index *x, moepack_info *out)
         .layout = (moepack_layout)mpk_load32(e + 56),
         .codec = mpk_load32(e + 60),
         .subset = (mpk_load32(e + 64) & 1) != 0,
+        .quantized = (mpk_load32(e + 64) & 2) != 0,
         .source_bytes = mpk_load64(e + 72),
         .source_tensors = mpk_load64(e + 80),
     };

@@ -112,7 +112,9 @@ class Index:
         if layout not in LAYOUTS:
             raise self.bad("4.2", "layout %d" % layout)
         self.layout = layout
-        self.reserved(flags & ~1, "4.2", "INFO (flags)")
+        self.reserved(flags & ~3, "4.2", "INFO (flags)")
+        if flags & 3 == 2:
+            raise self.bad("4.2", "INFO: quantised, but no subset")
         self.subset = bool(flags & 1)
 
     def read_shards(self):

@@ -225,7 +225,7 @@ def info_cases():
     case("info-none", CORRUPT, "open", "4.1", index_tables=lambda tables: tables.__setitem__(0, (INFO, b"")))
     for name, offset, form, value, verdict in (("family-outside", 36, "I", 1 << 31, CORRUPT), ("model-outside", 40, "I", NONE32, CORRUPT),
                                                ("page-size", 48, "I", 8192, CORRUPT), ("layout", 56, "I", 2, CORRUPT),
-                                               ("flags", 64, "I", 2, CORRUPT), ("reserved", 88, "I", 1, CORRUPT),
+                                               ("flags", 64, "I", 4, CORRUPT), ("reserved", 88, "I", 1, CORRUPT),
                                                ("reserved-end", 127, "B", 1, CORRUPT)):
         case("info-" + name, verdict, "open", "4.2", change=put(INFO, 0, offset, form, value))
     case("info-canonical-root", CORRUPT, "verify", "5.4", roots=lambda c: c.put(INFO, 0, 0, "B", c.get(INFO, 0, 0, "B") ^ 1))
@@ -233,6 +233,8 @@ def info_cases():
     case("info-source-bytes", CORRUPT, "verify", "4.2", change=add(INFO, 0, 72, "Q", 1))
     case("info-source-tensors", CORRUPT, "verify", "4.2", change=add(INFO, 0, 80, "Q", 1))
     case("info-codec-unknown", OK, "open", "4.3", change=put(INFO, 0, 60, "I", 77))
+    case("info-quantized-whole", CORRUPT, "open", "4.2", change=put(INFO, 0, 64, "I", 2))
+    case("info-quantized-subset", OK, "open", "4.2", base="subset", change=put(INFO, 0, 64, "I", 3))
     case("info-not-subset", CORRUPT, "verify", "4.2", base="subset", change=put(INFO, 0, 64, "I", 0))
     # the same without a file of the source whose missing hash would show it
     case("info-not-subset-record", CORRUPT, "verify", "4.2", base="minimal", build=one_of_two, change=put(INFO, 0, 64, "I", 0))

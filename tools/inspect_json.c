@@ -225,11 +225,12 @@ static json_t *base_json(const inspect_view *view)
     const moepack_info *info = &view->info;
     const pack_summary *summary = &view->summary;
     snprintf(version, sizeof version, "%d.%d", MOEPACK_FORMAT_MAJOR, MOEPACK_FORMAT_MINOR);
-    json_t *object = json_pack("{s:s, s:o, s:o, s:o, s:o, s:s, s:s, s:b}", "format_version", version, "family",
-                               cli_json_str(info->family), "model_type", cli_json_str(info->model_type), "root_hash",
-                               cli_json_hash128(moepack_index_root_hash(view->index)), "canonical_root",
-                               cli_json_hash128(info->canonical_root), "layout", summary_layout_name(info->layout),
-                               "codec", summary_codec_name(info->codec), "subset", info->subset);
+    json_t *object =
+        json_pack("{s:s, s:o, s:o, s:o, s:o, s:s, s:s, s:b, s:b}", "format_version", version, "family",
+                  cli_json_str(info->family), "model_type", cli_json_str(info->model_type), "root_hash",
+                  cli_json_hash128(moepack_index_root_hash(view->index)), "canonical_root",
+                  cli_json_hash128(info->canonical_root), "layout", summary_layout_name(info->layout), "codec",
+                  summary_codec_name(info->codec), "subset", info->subset, "quantized", info->quantized);
     json_t *sizes = json_pack(
         "{s:o, s:o, s:o, s:o, s:o, s:o, s:I}", "source_bytes", cli_json_u64(info->source_bytes), "source_tensors",
         cli_json_u64(info->source_tensors), "total_bytes",

@@ -140,7 +140,9 @@ static void put_source(const inspect_view *view)
     printf("%u safetensors and %u other files, hashes of %u recorded\n", tensor_files, count - tensor_files, hashed);
     put_field("");
     printf("%llu tensors, %s%s\n", (ull)view->info.source_tensors, cli_size(view->info.source_bytes, size),
-           view->info.subset ? ": a PART of the source, not exportable" : "");
+           view->info.quantized ? ": experts QUANTISED when it was made, not the source's bits, not exportable"
+           : view->info.subset  ? ": a PART of the source, not exportable"
+                                : "");
 }
 
 static void put_overview(const inspect_view *view)

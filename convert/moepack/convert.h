@@ -109,6 +109,9 @@ typedef struct moepack_convert_options {
     bool dry_run;          /* plan and check only; nothing is written */
     bool overwrite;        /* replace an existing OUT */
     bool allow_nan_scales; /* archive E8M0 scale bytes of 255 instead of stopping */
+    bool quantize_mxfp4; /* encode expert weights of more bits as MXFP4 (spec/numerics.md): no longer the source's bits
+                          */
+    bool force_requantize; /* also those that have 4 bits already */
     moepack_callbacks callbacks;
 } moepack_convert_options;
 

@@ -336,7 +336,8 @@ typedef struct moepack_info {
     uint32_t page_size, writer_revision;
     moepack_layout layout; /* what convert was asked for; each section says for itself */
     uint32_t codec;
-    bool subset;                           /* some tensors of the source are not in the container */
+    bool subset;    /* some tensors of the source are not in the container */
+    bool quantized; /* experts were encoded anew when the container was made: not the source's bits; also a subset */
     uint64_t source_bytes, source_tensors; /* of the stored part: bytes of tensor data, number of tensors */
 } moepack_info;
 

@@ -1,10 +1,13 @@
 """convert: reports, refusals, reproducibility."""
 import filecmp
 import json
+import math
 import os
 import shutil
 import signal
 import time
+
+import tensors
 
 from run_cli_tests import Failure, check, equal
 
@@ -302,3 +305,78 @@ def test_memory(ctx):
     ctx.ok(["verify", first, "--quiet"])
     shutil.rmtree(first)
     shutil.rmtree(source)
+# ---- quantising
+
+E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+
+
+def encode_mxfp4(block):
+    """The rule of spec/numerics.md, written from the text: scale byte and codes of 32 values."""
+    most = max(abs(x) for x in block)
+    if most == 0:
+        return 127, [8 if math.copysign(1, x) < 0 else 0 for x in block]
+
+    def nearest(a):
+        return min(range(8), key=lambda code: (abs(E2M1[code] - min(a, 6.0)), code % 2))
+
+    best = None
+    for exponent in range(math.frexp(most)[1] - 4, math.frexp(most)[1]):
+        exponent = max(-127, min(125, exponent))
+        error = sum((abs(x) - E2M1[nearest(abs(x) / 2.0 ** exponent)] * 2.0 ** exponent) ** 2 for x in block)
+        if best is None or error < best[0]:
+            best = error, exponent
+    return best[1] + 127, [nearest(abs(x) / 2.0 ** best[1]) | (8 if math.copysign(1, x) < 0 else 0) for x in block]
+
+
+def section_bytes(ctx, pack, layer, expert):
+    report = ctx.json(["inspect", pack, "--layer", str(layer), "--expert", str(expert)])
+    with open(os.path.join(pack, report["shard"]), "rb") as file:
+        data = file.read()
+    return {section["name"]: data[section["offset"]:section["offset"] + section["stored_bytes"]] for section in report["sections"]}
+
+
+def test_quantize(ctx):
+    """Codes and scales against the rule, recomputed here; what the container says of itself; and that export refuses."""
+    source, pack, panel = ctx.source("deepseek_v4"), ctx.path("canonical.moepack"), ctx.path("panel.moepack")
+    for out, layout in ((pack, "canonical"), (panel, "panel")):
+        ctx.ok(["convert", source, out, "--quantize", "mxfp4", "--layout", layout, "--quiet"])
+        ctx.ok(["verify", out, "--quiet"])
+    reports = [ctx.json(["inspect", out]) for out in (pack, panel)]
+    equal(reports[0]["canonical_root"], reports[1]["canonical_root"], "canonical_root of both layouts")
+    check(reports[0]["quantized"] and reports[0]["subset"], "the container does not say that it is quantised")
+    check("QUANTISED" in ctx.ok(["inspect", panel]).out, "inspect does not say so")
+    ctx.fails(["export", panel, ctx.path("again")], 5, "quantised")
+    published = {}
+    for name in sorted(os.listdir(source)):
+        if name.endswith(".safetensors"):
+            published.update(tensors.read(os.path.join(source, name)))
+    for layer, expert, matrix in ((0, 0, "w1"), (1, 7, "w2"), (1, 9, "w3")):
+        weights = published["model.layers.%d.ffn.experts.%d.%s.weight" % (layer, expert, matrix)].values()
+        found = section_bytes(ctx, pack, layer, expert)
+        codes, scales = (next(found[name] for name in found if name.endswith("%s.weight_%s" % (matrix, plane))) for plane in ("packed", "scale"))
+        for block in range(len(weights) // 32):
+            scale, wanted = encode_mxfp4(weights[32 * block:32 * block + 32])
+            equal(scales[block], scale, "scale of block %d of %s" % (block, matrix))
+            equal([codes[16 * block + i // 2] >> i % 2 * 4 & 15 for i in range(32)], wanted, "codes of block %d of %s" % (block, matrix))
+
+
+def test_quantize_refusals(ctx):
+    out = ctx.path("out.moepack")
+    ctx.fails(["convert", ctx.source(), out, "--quantize", "mxfp4"], 6, "4 bits already", "--force-requantize")
+    ctx.fails(["convert", ctx.source("mixtral"), out, "--quantize", "mxfp4"], 5, "blocks of 32", "w1.weight")
+    ctx.fails(["convert", ctx.source(), out, "--force-requantize"], 2, "--quantize")
+    ctx.fails(["convert", ctx.source(), out, "--quantize", "int3"], 2, "mxfp4")
+    check(not os.path.exists(out), "something was left behind")
+
+
+def test_requantize(ctx):
+    """Values that are codes already keep their values: the layer gives the same bits."""
+    golden = ctx.golden("layer_1.safetensors")
+    results = []
+    for options in ([], ["--quantize", "mxfp4", "--force-requantize"]):
+        pack, out = ctx.path("pack.moepack"), ctx.path("y.safetensors")
+        ctx.ok(["convert", ctx.source(), pack, "--quiet"] + options)
+        ctx.ok(["run", pack, "--layer", "1", "--input", golden, "--output", out, "--compute", "f32", "--quiet"])
+        results.append(tensors.read(out))
+    distance = tensors.rel_l2(results[1]["y"].values(), results[0]["y"].values())
+    check(distance < 1e-6, "the layer changed by %g" % distance)
