@@ -164,7 +164,7 @@ static const change changes[] = {
     {MPK_T_INFO, 0, 44, 4, 100000, C},
     {MPK_T_INFO, 0, 48, 4, 8192, C},
     {MPK_T_INFO, 0, 56, 4, 2, C},
-    {MPK_T_INFO, 0, 64, 4, 3, C},
+    {MPK_T_INFO, 0, 64, 4, 5, C},
     {MPK_T_INFO, 0, 88, 1, 1, C},
     {MPK_T_INFO, 0, 127, 1, 1, C},
     {MPK_T_INFO, 0, 52, 4, 7, MOEPACK_OK},
