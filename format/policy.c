@@ -48,6 +48,7 @@ static const mpk_policy_value activations[] = {
     {MOEPACK_ACT_SWIGLU_OAI, "swiglu_oai"},
     {MOEPACK_ACT_GELU, "gelu"},
     {MOEPACK_ACT_SITU, "situ"},
+    {MOEPACK_ACT_GELU_TANH, "gelu_tanh"},
 };
 static const mpk_policy_value shared_gates[] = {{MOEPACK_SHARED_GATE_NONE, "none"},
                                                 {MOEPACK_SHARED_GATE_SIGMOID, "sigmoid"}};

@@ -96,6 +96,9 @@ static void describe_activation(text *t, const moepack_policy *p, uint64_t activ
     case MOEPACK_ACT_GELU:
         say(t, "GELU");
         break;
+    case MOEPACK_ACT_GELU_TANH:
+        say(t, "GELU (tanh form)");
+        break;
     case MOEPACK_ACT_SITU:
         say(t, "SiTU with beta %g", p->situ_beta);
         if (p->situ_linear_beta > 0) say(t, ", linear beta %g", p->situ_linear_beta);

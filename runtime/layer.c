@@ -30,6 +30,8 @@ static void move_rows(mpk_job *part, const mpk_job *whole, size_t t)
     part->x_in = whole->x_in != NULL ? whole->x_in + t * n->hidden : NULL;
     part->s_in = whole->s_in != NULL ? whole->s_in + t * n->input : NULL;
     part->z_in = whole->z_in != NULL ? whole->z_in + t * n->input : NULL;
+    part->token_ids = whole->token_ids != NULL ? whole->token_ids + t : NULL;
+    part->out.kept = out->kept != NULL ? out->kept + t : NULL;
     part->ids_in = whole->ids_in != NULL ? whole->ids_in + t * n->k : NULL;
     part->weights_in = whole->weights_in != NULL ? whole->weights_in + t * n->k : NULL;
     part->z_out = whole->z_out != NULL ? whole->z_out + t * n->input : NULL;
@@ -45,9 +47,10 @@ static void run_chunks(mpk_job *j, size_t tokens)
     const mpk_job whole = *j;
     for (size_t t = 0; t < tokens && j->missing_expert < 0; t += j->capacity) {
         j->tokens = tokens - t < j->capacity ? tokens - t : j->capacity;
-        j->missing_token = t;
+        j->missing_token = j->first_token = t;
         move_rows(j, &whole, t);
         mpk_run_chunk(j);
+        if (!j->want_experts && j->out.kept != NULL) mpk_apply_capacity(j);
         copy_routing(j);
     }
 }
@@ -55,7 +58,7 @@ static void run_chunks(mpk_job *j, size_t tokens)
 static mpk_job start_job(const mpk_layer_view *view, const mpk_layer_options *options)
 {
     const moepack_policy *p = &view->policy;
-    mpk_job j = {.view = view, .missing_expert = -1};
+    mpk_job j = {.view = view, .missing_expert = -1, .limit = UINT64_MAX};
     mpk_shape *n = &j.n;
     *n = (mpk_shape){.hidden = (size_t)p->hidden,
                      .input = (size_t)p->expert_input,
@@ -72,7 +75,37 @@ static mpk_job start_job(const mpk_layer_view *view, const mpk_layer_options *op
     j.threads = wanted == 0 ? (unsigned)omp_get_max_threads() : wanted > 4096 ? 4096 : wanted;
     j.round = options == NULL || options->compute == MPK_COMPUTE_BF16;
     j.kernels = options != NULL ? options->kernels : NULL;
+    j.token_ids = options != NULL ? options->token_ids : NULL;
     return j;
+}
+
+/* Tokens that an expert takes of a sequence (spec/numerics.md 5.7). */
+static uint64_t capacity_of(const mpk_layer_view *view, size_t sequence)
+{
+    const moepack_policy *p = &view->policy;
+    if (p->capacity == MOEPACK_CAPACITY_NONE) return UINT64_MAX;
+    if (p->capacity == MOEPACK_CAPACITY_PER_SEQUENCE) return p->capacity_tokens;
+    const double share = p->capacity_factor * ((double)sequence * (double)p->top_k) / (double)view->experts;
+    const uint64_t whole = share > 0 ? share < 0x1p63 ? (uint64_t)share : UINT64_MAX - 1 : 0;
+    return whole > p->capacity_min ? whole : p->capacity_min;
+}
+
+/* Sequences and token ids, which only a call knows. */
+static moepack_status take_tokens(mpk_job *j, const mpk_layer_options *options, size_t tokens, moepack_error *error)
+{
+    const size_t sequences = options != NULL && options->sequences > 0 ? options->sequences : 1;
+    const mpk_layer_view *v = j->view;
+    if (tokens % sequences != 0)
+        return mpk_fail(error, MOEPACK_E_USAGE, "%zu tokens are not %zu sequences of equal length", tokens, sequences);
+    j->sequence = tokens / sequences;
+    if (options != NULL && options->capacity) j->limit = capacity_of(v, j->sequence);
+    if (v->policy.select != MOEPACK_SELECT_TOKEN_TABLE || tokens == 0) return MOEPACK_OK;
+    if (j->token_ids == NULL) return mpk_fail(error, MOEPACK_E_USAGE, "the layer routes by token ids, none were given");
+    for (size_t t = 0; t < tokens; t++)
+        if (j->token_ids[t] < 0 || (uint64_t)j->token_ids[t] >= v->vocabulary)
+            return mpk_fail(error, MOEPACK_E_USAGE, "token %zu has the id %ld, the layer's table %llu rows", t,
+                            (long)j->token_ids[t], (unsigned long long)v->vocabulary);
+    return MOEPACK_OK;
 }
 
 /* Whose rows of x are used. A copy is needed where rows want padding, and where z is the same array. */
@@ -116,6 +149,7 @@ size_t mpk_layer_workspace_size(const mpk_layer_view *layer, size_t tokens, cons
 {
     mpk_job j = start_job(layer, options);
     j.want_experts = j.want_y = true;
+    if (options != NULL && options->capacity) j.limit = 0; /* any limit takes the same memory */
     plan_inputs(&j);
     return mpk_job_plan(&j, tokens > 0 ? tokens : 1);
 }
@@ -123,13 +157,15 @@ size_t mpk_layer_workspace_size(const mpk_layer_view *layer, size_t tokens, cons
 moepack_status mpk_layer_run(const mpk_layer_view *layer, const float *x, size_t tokens,
                              const mpk_layer_options *options, mpk_layer_output output, moepack_error *error)
 {
-    const moepack_status status = mpk_layer_check(layer, error);
+    moepack_status status = mpk_layer_check(layer, error);
     if (status != MOEPACK_OK) return status;
     mpk_job j = start_job(layer, options);
     j.want_y = output.y != NULL;
     j.want_experts = output.y != NULL || output.s != NULL;
     j.x_in = x;
     j.out = output;
+    status = take_tokens(&j, options, tokens, error);
+    if (status != MOEPACK_OK) return status;
     return execute(&j, tokens, options, error);
 }
 
@@ -150,7 +186,7 @@ moepack_status mpk_layer_begin(const mpk_layer_view *layer, const float *x, size
                                const mpk_layer_options *options, int32_t *topk_ids, float *topk_weights, float *z,
                                moepack_error *error)
 {
-    const moepack_status status = mpk_layer_check(layer, error);
+    moepack_status status = mpk_layer_check(layer, error);
     if (status != MOEPACK_OK) return status;
     mpk_job j = start_job(layer, options);
     j.want_latent = z != NULL;
@@ -158,6 +194,8 @@ moepack_status mpk_layer_begin(const mpk_layer_view *layer, const float *x, size
     j.z_out = z;
     j.out.topk_ids = topk_ids;
     j.out.topk_weights = topk_weights;
+    status = take_tokens(&j, options, tokens, error);
+    if (status != MOEPACK_OK) return status;
     return execute(&j, tokens, options, error);
 }
 
@@ -165,13 +203,15 @@ moepack_status mpk_layer_route(const mpk_layer_view *layer, const float *x, size
                                const mpk_layer_options *options, float *scores, int32_t *topk_ids, float *topk_weights,
                                moepack_error *error)
 {
-    const moepack_status status = mpk_layer_check_router(layer, error);
+    moepack_status status = mpk_layer_check_router(layer, error);
     if (status != MOEPACK_OK) return status;
     mpk_job j = start_job(layer, options);
     j.x_in = x;
     j.scores_out = scores;
     j.out.topk_ids = topk_ids;
     j.out.topk_weights = topk_weights;
+    status = take_tokens(&j, options, tokens, error);
+    if (status != MOEPACK_OK) return status;
     return execute(&j, tokens, options, error);
 }
 

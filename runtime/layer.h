@@ -11,7 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Every pointer to weights or vectors in a view must be aligned to this many bytes (one tile line). */
+/* Every pointer to weights in a view must be aligned to this many bytes (one tile line). */
 #define MPK_VIEW_ALIGNMENT 64
 
 /* Which weights of a matrix share a scale (spec/numerics.md section 3). */
@@ -29,7 +29,7 @@ typedef enum mpk_scale_kind {
  * + C) * 256. A matrix that a layer lacks is all zero. */
 typedef struct mpk_matrix_view {
     const void *weights;
-    const uint8_t *scales;     /* aligned like the weights for E2M1 with E8M0 scales; else only to themselves */
+    const uint8_t *scales;     /* aligned to 16 bytes for E2M1 with E8M0 scales; else only to themselves */
     moepack_encoding encoding; /* E2M1, INT4_OFFSET, E4M3, F16, BF16 or F32 */
     uint64_t rows, cols;       /* true shape, without padding */
     mpk_scale_kind scale_kind;
@@ -39,9 +39,10 @@ typedef struct mpk_matrix_view {
     bool global_divides;             /* it divides them */
 } mpk_matrix_view;
 
-/* One expert: gate and up [I, L], down [L, I]. */
+/* One expert: gate and up [I, L], down [L, I]. Biases: F32, zero-padded to a multiple of 16. */
 typedef struct mpk_expert_view {
-    mpk_matrix_view gate, up, down;
+    mpk_matrix_view gate, up, down;               /* no gate without policy.gated */
+    const float *gate_bias, *up_bias, *down_bias; /* only with policy.expert_bias */
 } mpk_expert_view;
 
 typedef struct mpk_layer_view {
@@ -50,9 +51,13 @@ typedef struct mpk_layer_view {
     mpk_matrix_view router;        /* [E, H] F16, BF16 or F32 */
     mpk_matrix_view latent_down;   /* [L, H], only with policy.latent */
     mpk_matrix_view latent_up;     /* [H, L], only with policy.latent */
-    mpk_matrix_view shared_gate;   /* [S, H], only with policy.shared_width */
+    mpk_matrix_view shared_gate;   /* [S, H], only with policy.shared_width and policy.gated */
     mpk_matrix_view shared_up;     /* [S, H] */
     mpk_matrix_view shared_down;   /* [H, S] */
+    mpk_matrix_view shared_router; /* [1, H], only with policy.shared_gate */
+    const float *logit_bias;       /* [E] zero-padded to a multiple of 16, only with policy.logit_bias */
+    const int32_t *token_table;    /* [vocabulary, k] experts below E, only with policy.select == token_table */
+    uint64_t vocabulary;
     const float *router_bias;      /* [E], only with policy.select == biased (or weight_from == biased) */
     const float *latent_norm;      /* [L], exact F32 copy of the published weights, only with policy.latent_norm */
     const mpk_expert_view *expert; /* [E]; entries that are not present are not looked at */
@@ -83,6 +88,9 @@ typedef struct mpk_layer_options {
     void *workspace;                   /* caller's scratch, aligned to MPK_VIEW_ALIGNMENT; NULL: of `spare` */
     size_t workspace_size;             /* at least mpk_layer_workspace_size() */
     mpk_spare *spare;                  /* where scratch comes from without a workspace; NULL: one allocation per call */
+    const int32_t *token_ids;          /* [T], where the policy has a token table */
+    bool capacity;                     /* mpk_layer_run drops what exceeds the policy's capacity */
+    size_t sequences;                  /* the tokens are that many sequences of equal length; 0: one */
 } mpk_layer_options;
 
 /* Where results go; all row-major, no alignment needed. Any pointer may be NULL. */
@@ -91,6 +99,7 @@ typedef struct mpk_layer_output {
     float *s;            /* [T, L] expert sum before norm and up projection (partial where experts are absent) */
     int32_t *topk_ids;   /* [T, k] in slot order */
     float *topk_weights; /* [T, k] */
+    int32_t *kept;       /* [T] slots of the token that were within the capacity; k where there is none */
 } mpk_layer_output;
 
 /* Whether this version can compute a policy at all: MOEPACK_E_UNSUPPORTED names the field and its value. */

@@ -11,65 +11,51 @@
 #define COUNT(a) (sizeof(a) / sizeof((a)[0]))
 #define ONLY(value) (UINT64_C(1) << (value))
 
-/* Enumerated fields with the values that are implemented, one bit each. */
-static const struct allowed {
-    const char *key;
-    size_t at;
-    uint64_t values;
-} allowed_fields[] = {
-#define FIELD(name) #name, offsetof(moepack_policy, name)
-    {FIELD(score), ONLY(MOEPACK_SCORE_SIGMOID) | ONLY(MOEPACK_SCORE_SOFTMAX)},
-    {FIELD(select), ONLY(MOEPACK_SELECT_SCORE) | ONLY(MOEPACK_SELECT_BIASED)},
-    {FIELD(weight_from), ONLY(MOEPACK_WEIGHT_UNBIASED) | ONLY(MOEPACK_WEIGHT_BIASED)},
-    {FIELD(renormalize), ONLY(MOEPACK_RENORM_NONE) | ONLY(MOEPACK_RENORM_SUM) | ONLY(MOEPACK_RENORM_SUM_EPS)},
-    {FIELD(renorm_k1), ONLY(0) | ONLY(1)},
-    {FIELD(scale_when), ONLY(MOEPACK_SCALE_ALWAYS) | ONLY(MOEPACK_SCALE_IF_NOT_RENORMALIZED)},
-    {FIELD(group_score), ONLY(MOEPACK_GROUP_MAX) | ONLY(MOEPACK_GROUP_TOP2_SUM)},
-    {FIELD(group_mask), ONLY(MOEPACK_MASK_NEG_INF) | ONLY(MOEPACK_MASK_ZERO)},
-    {FIELD(logit_bias), ONLY(0)},
-    {FIELD(activation), ONLY(MOEPACK_ACT_SITU) | ONLY(MOEPACK_ACT_SILU)},
-    {FIELD(gated), ONLY(1)},
-    {FIELD(expert_bias), ONLY(0)},
-    {FIELD(latent), ONLY(0) | ONLY(1)},
-    {FIELD(latent_norm), ONLY(0) | ONLY(1)},
-    {FIELD(shared_gate), ONLY(MOEPACK_SHARED_GATE_NONE)},
-    {FIELD(weight_applied), ONLY(MOEPACK_APPLY_OUTPUT)},
-    {FIELD(token_ids), ONLY(0)},
-    {FIELD(capacity), ONLY(MOEPACK_CAPACITY_NONE)},
-};
-
-static uint64_t field_value(const moepack_policy *policy, size_t at)
-{
-    uint64_t value;
-    memcpy(&value, (const char *)policy + at, sizeof value);
-    return value;
-}
-
 /* Names a field and its value the way the policy prints them. */
-static moepack_status unsupported(const moepack_policy *policy, const char *key, moepack_error *error)
+static moepack_status unsupported(const moepack_policy *policy, const char *key, const char *why, moepack_error *error)
 {
     char text[64] = "?";
     const char *name = NULL;
     for (size_t i = 0; i < moepack_policy_key_count(); i++)
         if (moepack_policy_get(policy, i, &name, text, sizeof text) == MOEPACK_OK && strcmp(name, key) == 0) break;
-    return mpk_fail(error, MOEPACK_E_UNSUPPORTED, "this version cannot compute a layer with %s = %s", key, text);
+    return mpk_fail(error, MOEPACK_E_UNSUPPORTED, "cannot compute a layer with %s = %s%s", key, text, why);
 }
 
-moepack_status mpk_layer_policy_supported(const moepack_policy *policy, moepack_error *error)
+/* Activations that are functions of two branches, and those that are clamped. */
+static bool needs_gate(uint64_t activation)
 {
-    for (size_t i = 0; i < COUNT(allowed_fields); i++) {
-        const uint64_t value = field_value(policy, allowed_fields[i].at);
-        if (value > 63 || (allowed_fields[i].values & ONLY(value)) == 0)
-            return unsupported(policy, allowed_fields[i].key, error);
-    }
-    const uint64_t shared_allowed = ONLY(MOEPACK_ACT_SITU) | ONLY(MOEPACK_ACT_SILU);
-    if (policy->shared_width > 0) {
-        if (policy->shared_activation > 63 || (shared_allowed & ONLY(policy->shared_activation)) == 0)
-            return unsupported(policy, "shared_activation", error);
-        if (policy->shared_act_limit != 0.0) return unsupported(policy, "shared_act_limit", error);
-    }
-    if (policy->act_limit != 0.0) return unsupported(policy, "act_limit", error);
-    if (policy->latent_norm && !policy->latent) return unsupported(policy, "latent_norm", error);
+    return activation == MOEPACK_ACT_SILU_CLAMPED || activation == MOEPACK_ACT_SWIGLU_OAI ||
+           activation == MOEPACK_ACT_SITU;
+}
+
+static bool has_limit(uint64_t activation)
+{
+    return activation == MOEPACK_ACT_SILU_CLAMPED || activation == MOEPACK_ACT_SWIGLU_OAI;
+}
+
+/* Combinations of fields that say nothing together: no formula of spec/numerics.md uses them. */
+moepack_status mpk_layer_policy_supported(const moepack_policy *p, moepack_error *error)
+{
+    const bool shared = p->shared_width > 0, sparsemixer = p->score == MOEPACK_SCORE_SPARSEMIXER;
+    const bool table = p->select == MOEPACK_SELECT_TOKEN_TABLE, grouped = p->groups > 1 && p->groups > p->groups_kept;
+    const struct {
+        bool senseless;
+        const char *key, *why;
+    } rules[] = {
+        {sparsemixer && p->select != MOEPACK_SELECT_SCORE, "select", " and score = sparsemixer"},
+        {sparsemixer && p->weight_from != MOEPACK_WEIGHT_UNBIASED, "weight_from", " and score = sparsemixer"},
+        {grouped && (sparsemixer || table), "groups", sparsemixer ? " and score = sparsemixer" : " and a token table"},
+        {table != (p->token_ids != 0), "token_ids", table ? " and a token table" : " and no token table"},
+        {!p->gated && needs_gate(p->activation), "gated", ", which its activation needs"},
+        {!p->gated && shared && needs_gate(p->shared_activation), "gated", ", which the shared activation needs"},
+        {p->act_limit != 0.0 && !has_limit(p->activation), "act_limit", ", which its activation does not have"},
+        {p->shared_act_limit != 0.0 && shared && !has_limit(p->shared_activation), "shared_act_limit",
+         ", which the shared activation does not have"},
+        {p->latent_norm && !p->latent, "latent_norm", " and no latent space"},
+        {p->shared_gate != MOEPACK_SHARED_GATE_NONE && !shared, "shared_gate", " and no shared experts"},
+    };
+    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++)
+        if (rules[i].senseless) return unsupported(p, rules[i].key, rules[i].why, error);
     return MOEPACK_OK;
 }
 
@@ -154,19 +140,46 @@ static moepack_status check_matrix(const mpk_matrix_view *m, const char *role, u
                         (unsigned long long)m->rows, (unsigned long long)m->cols, (unsigned long long)rows,
                         (unsigned long long)cols);
     const bool byte_scales = m->encoding == MOEPACK_ENC_E2M1 && m->scale_encoding == MOEPACK_ENC_E8M0;
-    if (!aligned(m->weights) || (byte_scales && !aligned(m->scales)))
+    /* Two matrices of one section share a scale plane: the second one's begins at any whole 16 bytes. */
+    if (!aligned(m->weights) || (byte_scales && (uintptr_t)m->scales % MPK_ROWS != 0))
         return mpk_fail(error, MOEPACK_E_USAGE, "matrix %s is not aligned to %d bytes", role, MPK_VIEW_ALIGNMENT);
     return MOEPACK_OK;
+}
+
+static moepack_status check_vector(const void *v, const char *role, moepack_error *error)
+{
+    return v != NULL ? MOEPACK_OK : mpk_fail(error, MOEPACK_E_USAGE, "vector %s is missing", role);
 }
 
 static moepack_status check_expert(const mpk_layer_view *v, uint32_t e, moepack_error *error)
 {
     const moepack_policy *p = &v->policy;
     const mpk_expert_view *x = &v->expert[e];
-    moepack_status status = check_matrix(&x->gate, "gate", p->intermediate, p->expert_input, false, error);
+    moepack_status status = MOEPACK_OK;
+    if (p->gated) status = check_matrix(&x->gate, "gate", p->intermediate, p->expert_input, false, error);
     if (status == MOEPACK_OK) status = check_matrix(&x->up, "up", p->intermediate, p->expert_input, false, error);
     if (status == MOEPACK_OK) status = check_matrix(&x->down, "down", p->expert_input, p->intermediate, false, error);
+    if (status == MOEPACK_OK && p->expert_bias) {
+        if (p->gated) status = check_vector(x->gate_bias, "gate bias", error);
+        if (status == MOEPACK_OK) status = check_vector(x->up_bias, "up bias", error);
+        if (status == MOEPACK_OK) status = check_vector(x->down_bias, "down bias", error);
+    }
     if (status != MOEPACK_OK) mpk_error_expert(error, e);
+    return status;
+}
+
+static moepack_status check_shared(const mpk_layer_view *v, moepack_error *error)
+{
+    const moepack_policy *p = &v->policy;
+    moepack_status status = MOEPACK_OK;
+    if (p->shared_width == 0) return MOEPACK_OK;
+    if (p->gated) status = check_matrix(&v->shared_gate, "shared_gate", p->shared_width, p->hidden, false, error);
+    if (status == MOEPACK_OK)
+        status = check_matrix(&v->shared_up, "shared_up", p->shared_width, p->hidden, false, error);
+    if (status == MOEPACK_OK)
+        status = check_matrix(&v->shared_down, "shared_down", p->hidden, p->shared_width, false, error);
+    if (status == MOEPACK_OK && p->shared_gate != MOEPACK_SHARED_GATE_NONE)
+        status = check_matrix(&v->shared_router, "shared_router", 1, p->hidden, false, error);
     return status;
 }
 
@@ -178,37 +191,36 @@ moepack_status mpk_layer_check_finish(const mpk_layer_view *v, moepack_error *er
     if (status == MOEPACK_OK) status = check_numbers(p, v->experts, error);
     if (status == MOEPACK_OK && p->latent)
         status = check_matrix(&v->latent_up, "latent_up", p->hidden, p->expert_input, false, error);
-    if (status == MOEPACK_OK && p->latent_norm && v->latent_norm == NULL)
-        status = mpk_fail(error, MOEPACK_E_USAGE, "vector latent_norm is missing");
-    if (status == MOEPACK_OK && p->shared_width > 0)
-        status = check_matrix(&v->shared_gate, "shared_gate", p->shared_width, p->hidden, false, error);
-    if (status == MOEPACK_OK && p->shared_width > 0)
-        status = check_matrix(&v->shared_up, "shared_up", p->shared_width, p->hidden, false, error);
-    if (status == MOEPACK_OK && p->shared_width > 0)
-        status = check_matrix(&v->shared_down, "shared_down", p->hidden, p->shared_width, false, error);
+    if (status == MOEPACK_OK && p->latent_norm) status = check_vector(v->latent_norm, "latent_norm", error);
+    return status == MOEPACK_OK ? check_shared(v, error) : status;
+}
+
+/* What steps 1 to 3 read besides the policy. */
+static moepack_status check_router(const mpk_layer_view *v, moepack_error *error)
+{
+    const moepack_policy *p = &v->policy;
+    moepack_status status = check_matrix(&v->router, "router", v->experts, p->hidden, true, error);
+    if (status == MOEPACK_OK && mpk_uses_bias(p)) status = check_vector(v->router_bias, "router_bias", error);
+    if (status == MOEPACK_OK && p->logit_bias) status = check_vector(v->logit_bias, "logit_bias", error);
+    if (status == MOEPACK_OK && p->select == MOEPACK_SELECT_TOKEN_TABLE)
+        status = check_vector(v->token_table, "token_table", error);
     return status;
 }
 
 moepack_status mpk_layer_check_router(const mpk_layer_view *v, moepack_error *error)
 {
-    const moepack_policy *p = &v->policy;
-    moepack_status status = mpk_layer_policy_supported(p, error);
-    if (status == MOEPACK_OK) status = check_numbers(p, v->experts, error);
-    if (status == MOEPACK_OK) status = check_matrix(&v->router, "router", v->experts, p->hidden, true, error);
-    if (status == MOEPACK_OK && mpk_uses_bias(p) && v->router_bias == NULL)
-        status = mpk_fail(error, MOEPACK_E_USAGE, "vector router_bias is missing");
-    return status;
+    moepack_status status = mpk_layer_policy_supported(&v->policy, error);
+    if (status == MOEPACK_OK) status = check_numbers(&v->policy, v->experts, error);
+    return status == MOEPACK_OK ? check_router(v, error) : status;
 }
 
 moepack_status mpk_layer_check(const mpk_layer_view *v, moepack_error *error)
 {
     const moepack_policy *p = &v->policy;
     moepack_status status = mpk_layer_check_finish(v, error);
-    if (status == MOEPACK_OK) status = check_matrix(&v->router, "router", v->experts, p->hidden, true, error);
+    if (status == MOEPACK_OK) status = check_router(v, error);
     if (status == MOEPACK_OK && p->latent)
         status = check_matrix(&v->latent_down, "latent_down", p->expert_input, p->hidden, false, error);
-    if (status == MOEPACK_OK && mpk_uses_bias(p) && v->router_bias == NULL)
-        status = mpk_fail(error, MOEPACK_E_USAGE, "vector router_bias is missing");
     if (status == MOEPACK_OK && (v->expert == NULL || v->present == NULL))
         status = mpk_fail(error, MOEPACK_E_USAGE, "the view has no experts");
     for (uint32_t e = 0; status == MOEPACK_OK && e < v->experts; e++)

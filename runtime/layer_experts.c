@@ -5,17 +5,39 @@
 /* Columns of the expert sum in a task where there are few tokens. */
 #define SUM_COLUMNS ((size_t)512)
 
-static mpk_activation_params activation_of(const moepack_policy *p, uint64_t kind)
+/* `shared`: of the shared experts. */
+static mpk_activation_params activation_of(const moepack_policy *p, bool shared)
 {
-    return (mpk_activation_params){(moepack_activation)kind, (float)p->situ_beta, (float)p->situ_linear_beta};
+    return (mpk_activation_params){.kind = (moepack_activation)(shared ? p->shared_activation : p->activation),
+                                   .beta = (float)p->situ_beta,
+                                   .linear_beta = (float)p->situ_linear_beta,
+                                   .alpha = (float)p->act_alpha,
+                                   .limit = (float)(shared ? p->shared_act_limit : p->act_limit)};
+}
+
+/* The first half of an expert, or of the shared experts. */
+typedef struct network {
+    const mpk_matrix_view *gate, *up; /* gate NULL: not gated */
+    const float *gate_bias, *up_bias; /* NULL: none */
+    mpk_activation_params activation;
+    size_t rows; /* true number of rows of the matrices */
+} network;
+
+/* A product for up to MPK_CALL_TOKENS tokens, with its bias. `fix16`: the inputs for a matrix that wants them so. */
+static void multiply_add(const mpk_job *j, const mpk_matrix_view *m, const float *bias, size_t first, size_t count,
+                         const void *const *x, const void *const *fix16, float *const *y, size_t tokens)
+{
+    const bool use = fix16 != NULL && mpk_uses_fix16(j, m);
+    mpk_multiply(j, m, use, first, count, use ? fix16 : x, y, tokens);
+    for (size_t i = 0; bias != NULL && i < tokens; i++)
+        j->kernels->add(bias + first * MPK_ROWS, y[i], count * MPK_ROWS);
 }
 
 /* Gate, up and activation of up to MPK_MAX_RUN row blocks for up to MPK_CALL_TOKENS tokens. `fix16` are the same inputs
- * as `x` for matrices that want them so; NULL: none does. Results lie in the scratch,
- * rows `width` floats apart; returns their address. `rows` is the true number of rows of the matrices. */
-static float *gate_up(const mpk_job *j, const mpk_matrix_view *gate, const mpk_matrix_view *up, uint64_t kind,
-                      size_t first, size_t width, size_t rows, const void *const *x, const void *const *fix16,
-                      size_t tokens, uint8_t *scratch)
+ * as `x` for matrices that want them so; NULL: none does. Results lie in the scratch, rows `width` floats apart;
+ * returns their address. `weights` NULL: the activation's output as it is. */
+static float *gate_up(const mpk_job *j, const network *net, size_t first, size_t width, const void *const *x,
+                      const void *const *fix16, const float *weights, size_t tokens, uint8_t *scratch)
 {
     float *g = (float *)(void *)scratch, *u = g + MPK_CALL_TOKENS * MPK_MAX_RUN * MPK_ROWS;
     float *g_rows[MPK_CALL_TOKENS], *u_rows[MPK_CALL_TOKENS];
@@ -23,14 +45,17 @@ static float *gate_up(const mpk_job *j, const mpk_matrix_view *gate, const mpk_m
         g_rows[i] = g + i * width;
         u_rows[i] = u + i * width;
     }
-    const size_t left = mpk_row_blocks(gate) - first, wanted = width / MPK_ROWS, count = left < wanted ? left : wanted;
-    const mpk_activation_params params = activation_of(&j->view->policy, kind);
-    const bool gate_fix16 = fix16 != NULL && mpk_uses_fix16(j, gate), up_fix16 = fix16 != NULL && mpk_uses_fix16(j, up);
-    mpk_multiply(j, gate, gate_fix16, first, count, gate_fix16 ? fix16 : x, g_rows, tokens);
-    mpk_multiply(j, up, up_fix16, first, count, up_fix16 ? fix16 : x, u_rows, tokens);
+    const size_t left = mpk_row_blocks(net->up) - first, wanted = width / MPK_ROWS,
+                 count = left < wanted ? left : wanted;
+    if (net->gate != NULL) multiply_add(j, net->gate, net->gate_bias, first, count, x, fix16, g_rows, tokens);
+    multiply_add(j, net->up, net->up_bias, first, count, x, fix16, u_rows, tokens);
     for (size_t i = 0; i < tokens; i++) {
-        const size_t n = count * MPK_ROWS, true_rows = rows - first * MPK_ROWS;
-        j->kernels->activate(&params, g_rows[i], u_rows[i], g_rows[i], n);
+        const size_t n = count * MPK_ROWS, true_rows = net->rows - first * MPK_ROWS;
+        if (net->gate != NULL)
+            j->kernels->activate(&net->activation, g_rows[i], u_rows[i], g_rows[i], n);
+        else
+            j->kernels->activate(&net->activation, u_rows[i], NULL, g_rows[i], n);
+        if (weights != NULL) j->kernels->scale(weights[i], g_rows[i], g_rows[i], n);
         mpk_clear_tail(g_rows[i], true_rows < n ? true_rows : n, width);
         if (j->round) j->kernels->round_bf16(g_rows[i], g_rows[i], width);
     }
@@ -43,12 +68,34 @@ void mpk_shared_columns(mpk_job *j, size_t i, uint8_t *scratch)
     const mpk_layer_view *v = j->view;
     const size_t run = j->run[MPK_STAGE_SHARED], first = i * run, left = j->n.shared_pad / MPK_ROWS - first;
     const size_t width = (left < run ? left : run) * MPK_ROWS;
+    const network net = {.gate = v->policy.gated ? &v->shared_gate : NULL,
+                         .up = &v->shared_up,
+                         .activation = activation_of(&v->policy, true),
+                         .rows = j->n.shared};
     for (size_t t = 0; t < j->tokens; t += MPK_CALL_TOKENS) {
         const size_t n = j->tokens - t < MPK_CALL_TOKENS ? j->tokens - t : MPK_CALL_TOKENS;
-        const float *a = gate_up(j, &v->shared_gate, &v->shared_up, v->policy.shared_activation, first, width,
-                                 j->n.shared, j->x_rows + t, NULL, n, scratch);
+        const float *a = gate_up(j, &net, first, width, j->x_rows + t, NULL, NULL, n, scratch);
         for (size_t k = 0; k < n; k++)
             memcpy(j->shared + (t + k) * j->n.shared_pad + first * MPK_ROWS, a + k * width, width * sizeof(float));
+    }
+}
+
+void mpk_apply_capacity(mpk_job *j)
+{
+    const size_t k = j->n.k;
+    for (size_t t = 0; t < j->tokens; t++) {
+        int32_t kept = (int32_t)k;
+        if (j->limit != UINT64_MAX) {
+            if ((j->first_token + t) % j->sequence == 0) memset(j->filled, 0, j->n.experts * sizeof *j->filled);
+            for (size_t p = t * k; p < (t + 1) * k; p++) {
+                const int32_t e = j->ids[p];
+                const bool room = j->filled[e] < j->limit;
+                j->computed[p] = room ? e : -1;
+                j->filled[e] += room;
+                kept -= !room;
+            }
+        }
+        if (j->out.kept != NULL) j->out.kept[t] = kept;
     }
 }
 
@@ -60,7 +107,7 @@ static void set_expert_tasks(mpk_job *j)
     if (j->missing_expert >= 0) return; /* no tasks at all */
     if (active > 0) {
         const mpk_expert_view *x = &j->view->expert[j->active[0]];
-        const size_t pair = 2 * (mpk_row_block_bytes(&x->gate) + mpk_row_block_bytes(&x->up));
+        const size_t one = mpk_row_block_bytes(&x->up), pair = j->view->policy.gated ? 4 * one : 2 * one;
         /* The activation's blocks of 32 columns are two row blocks. */
         j->run[MPK_STAGE_GATE_UP] = 2 * mpk_run_length(j, active * (gate_blocks / 2), pair, MPK_MAX_RUN / 2);
         j->run[MPK_STAGE_DOWN] = mpk_run_length(j, active * down_blocks, mpk_row_block_bytes(&x->down), down_blocks);
@@ -79,9 +126,11 @@ void mpk_group_pairs(mpk_job *j, size_t i, uint8_t *scratch)
     const mpk_layer_view *v = j->view;
     const size_t count = j->tokens * j->n.k, experts = j->n.experts;
     (void)i, (void)scratch;
+    mpk_apply_capacity(j);
     memset(j->start, 0, (experts + 1) * sizeof *j->start);
     for (size_t p = 0; p < count; p++) {
-        const int32_t e = j->ids[p];
+        const int32_t e = j->computed[p];
+        if (e < 0) continue;
         j->start[e]++;
         if (!v->present[e] && (j->want_y || j->need_all) && j->missing_expert < 0) {
             j->missing_expert = e;
@@ -97,7 +146,8 @@ void mpk_group_pairs(mpk_job *j, size_t i, uint8_t *scratch)
         j->start[e] = sum; /* the end; filling from behind turns it into the start */
     }
     j->start[experts] = sum;
-    for (size_t p = count; p-- > 0;) j->pairs[--j->start[j->ids[p]]] = (uint32_t)p;
+    for (size_t p = count; p-- > 0;)
+        if (j->computed[p] >= 0) j->pairs[--j->start[j->computed[p]]] = (uint32_t)p;
     set_expert_tasks(j);
 }
 
@@ -107,21 +157,37 @@ static size_t act_stride(const mpk_job *j)
     return j->n.inner_pad * sizeof(float);
 }
 
+/* One pair's input: its token's, or its own where that is weighted. */
+static const void *pair_input(const mpk_job *j, uint32_t pair, bool fix16)
+{
+    const size_t t = pair / j->n.k, blocks = j->n.input_pad / MPK_BLOCK;
+    if (!mpk_weighs_input(j)) return fix16 ? j->z_fix16_rows[t] : j->z_rows[t];
+    return fix16 ? (const void *)(j->weighed_fix16 + pair * blocks) : j->weighed + pair * j->n.input_pad;
+}
+
 /* Step 5, first half: columns [first * 16, + width) of one expert's inner width for all its tokens. */
 static void expert_gate_up(mpk_job *j, uint32_t e, size_t first, size_t width, uint8_t *scratch)
 {
     const mpk_expert_view *x = &j->view->expert[e];
+    const moepack_policy *p = &j->view->policy;
+    const network net = {.gate = p->gated ? &x->gate : NULL,
+                         .up = &x->up,
+                         .gate_bias = p->expert_bias ? x->gate_bias : NULL,
+                         .up_bias = p->expert_bias ? x->up_bias : NULL,
+                         .activation = activation_of(p, false),
+                         .rows = j->n.inner};
     const bool down_fix16 = mpk_uses_fix16(j, &x->down);
+    const bool weigh = p->weight_applied == MOEPACK_APPLY_HIDDEN;
     const void *rows[MPK_CALL_TOKENS], *fix16[MPK_CALL_TOKENS];
+    float weights[MPK_CALL_TOKENS];
     for (uint32_t at = j->start[e]; at < j->start[e + 1]; at += MPK_CALL_TOKENS) {
         const size_t left = j->start[e + 1] - at, n = left < MPK_CALL_TOKENS ? left : MPK_CALL_TOKENS;
         for (size_t i = 0; i < n; i++) {
-            const size_t t = j->pairs[at + i] / j->n.k;
-            rows[i] = j->z_rows[t];
-            fix16[i] = j->z_fix16_rows[t];
+            rows[i] = pair_input(j, j->pairs[at + i], false);
+            fix16[i] = pair_input(j, j->pairs[at + i], true);
+            weights[i] = j->weights[j->pairs[at + i]];
         }
-        const float *a =
-            gate_up(j, &x->gate, &x->up, j->view->policy.activation, first, width, j->n.inner, rows, fix16, n, scratch);
+        const float *a = gate_up(j, &net, first, width, rows, fix16, weigh ? weights : NULL, n, scratch);
         for (size_t i = 0; i < n; i++) {
             uint8_t *act = j->act + j->pairs[at + i] * act_stride(j);
             if (down_fix16)
@@ -146,8 +212,9 @@ void mpk_down_rows(mpk_job *j, size_t i, uint8_t *scratch)
     const size_t blocks = (j->n.input + MPK_ROWS - 1) / MPK_ROWS, run = j->run[MPK_STAGE_DOWN];
     const size_t per_expert = mpk_tasks(blocks, run), first = i % per_expert * run, left = blocks - first;
     const uint32_t e = j->active[i / per_expert];
-    const mpk_matrix_view *down = &j->view->expert[e].down;
-    const bool fix16 = mpk_uses_fix16(j, down);
+    const mpk_expert_view *x = &j->view->expert[e];
+    const float *bias = j->view->policy.expert_bias ? x->down_bias : NULL;
+    const bool fix16 = mpk_uses_fix16(j, &x->down);
     const void *rows[MPK_CALL_TOKENS];
     float *out[MPK_CALL_TOKENS];
     (void)scratch;
@@ -157,7 +224,7 @@ void mpk_down_rows(mpk_job *j, size_t i, uint8_t *scratch)
             rows[k] = j->act + j->pairs[at + k] * act_stride(j);
             out[k] = j->o + j->pairs[at + k] * j->n.input_pad + first * MPK_ROWS;
         }
-        mpk_multiply(j, down, fix16, first, left < run ? left : run, rows, out, n);
+        multiply_add(j, &x->down, bias, first, left < run ? left : run, rows, fix16 ? rows : NULL, out, n);
     }
 }
 
@@ -171,7 +238,8 @@ void mpk_sum_columns(mpk_job *j, size_t i, uint8_t *scratch)
     float *s = j->s + t * n->input_pad + first;
     (void)scratch;
     mpk_clear_tail(s, 0, width);
+    const bool weigh = j->view->policy.weight_applied == MOEPACK_APPLY_OUTPUT;
     for (size_t p = t * n->k; p < (t + 1) * n->k; p++)
-        if (j->view->present[j->ids[p]])
-            j->kernels->accumulate(j->weights[p], j->o + p * n->input_pad + first, s, width);
+        if (j->computed[p] >= 0 && j->view->present[j->computed[p]])
+            j->kernels->accumulate(weigh ? j->weights[p] : 1.0f, j->o + p * n->input_pad + first, s, width);
 }

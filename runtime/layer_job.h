@@ -28,11 +28,13 @@ enum {
     MPK_STAGE_LATENT_DOWN, /* step 4 */
     MPK_STAGE_ROUTE,       /* steps 2 and 3, a task for each token */
     MPK_STAGE_LATENT,      /* rounding of step 4, a task for each token */
+    MPK_STAGE_WEIGH,       /* inputs times weights where the policy says so, a task for each token */
     MPK_STAGE_GROUP,       /* one task: tokens by expert */
     MPK_STAGE_GATE_UP,     /* step 5, a task for each active expert and run of row blocks */
     MPK_STAGE_DOWN,        /* the same */
     MPK_STAGE_SUM,         /* step 6, a task for each token and part of its columns */
     MPK_STAGE_NORM,        /* step 7, a task for each token */
+    MPK_STAGE_SHARED_GATE, /* the logit of the shared experts' gate */
     MPK_STAGE_SHARED,      /* first half of the shared experts: fills the gaps of all stages above */
     MPK_STAGE_OUTPUT,      /* step 8 */
     MPK_STAGES
@@ -67,16 +69,21 @@ typedef struct mpk_job {
     float *z;                 /* [T][input_pad] what experts read; = x without a latent */
     mpk_fix16_block *z_fix16; /* [T][input_pad / 32] */
     int32_t *ids;             /* [T][k] */
+    int32_t *computed;        /* [T][k] the same with -1 where the capacity is exceeded; = ids without one */
+    uint32_t *filled;         /* [experts] tokens of the current sequence so far, only with a capacity */
     float *weights;           /* [T][k] */
     uint32_t *start;          /* [experts + 1]: pairs of expert e are pairs[start[e]] .. pairs[start[e + 1]] */
     uint32_t *pairs;          /* [T k] t k + slot, sorted by expert, then by token */
     uint32_t *active;         /* experts with pairs that are present */
     size_t active_count;
-    uint8_t *act;  /* [T k][inner_pad floats or blocks] input of the down projection */
-    float *o;      /* [T k][input_pad] its output */
-    float *shared; /* [T][shared_pad] */
-    float *s;      /* [T][input_pad] */
-    float *n_out;  /* [T][input_pad] input of the up projection */
+    uint8_t *act;                   /* [T k][inner_pad floats or blocks] input of the down projection */
+    float *o;                       /* [T k][input_pad] its output */
+    mpk_fix16_block *weighed_fix16; /* [T k][input_pad / 32] */
+    float *weighed;                 /* [T k][input_pad] inputs times weights, where the policy weights the input */
+    float *shared;                  /* [T][shared_pad] */
+    float *shared_gate;             /* [T][MPK_ROWS] of which the first is the logit */
+    float *s;                       /* [T][input_pad] */
+    float *n_out;                   /* [T][input_pad] input of the up projection */
     const void **x_rows, **raw_rows, **z_rows, **z_fix16_rows, **shared_rows, **n_rows; /* [T] */
 
     uint8_t *scratch; /* [threads][scratch_bytes] */
@@ -85,6 +92,11 @@ typedef struct mpk_job {
     mpk_schedule *schedule; /* of the chunk */
     size_t run[MPK_STAGES]; /* row blocks in a task */
     size_t sum_columns;     /* columns in a task of MPK_STAGE_SUM */
+
+    const int32_t *token_ids; /* [T] */
+    uint64_t limit;           /* tokens an expert takes of a sequence; UINT64_MAX: any number */
+    size_t sequence;          /* tokens in a sequence */
+    size_t first_token;       /* of the chunk */
 
     int64_t missing_expert; /* -1: none */
     size_t missing_token;
@@ -144,6 +156,8 @@ void mpk_router_rows(mpk_job *j, size_t i, uint8_t *scratch);
 void mpk_latent_rows(mpk_job *j, size_t i, uint8_t *scratch);
 void mpk_route_token(mpk_job *j, size_t i, uint8_t *scratch);
 void mpk_finish_latent(mpk_job *j, size_t i, uint8_t *scratch);
+void mpk_weigh_inputs(mpk_job *j, size_t i, uint8_t *scratch);
+void mpk_shared_gate_rows(mpk_job *j, size_t i, uint8_t *scratch);
 void mpk_norm_token(mpk_job *j, size_t i, uint8_t *scratch);
 void mpk_output_rows(mpk_job *j, size_t i, uint8_t *scratch);
 
@@ -156,6 +170,9 @@ void mpk_shared_columns(mpk_job *j, size_t i, uint8_t *scratch);
 void mpk_gate_up_rows(mpk_job *j, size_t i, uint8_t *scratch);
 void mpk_down_rows(mpk_job *j, size_t i, uint8_t *scratch);
 
+/* Fills `computed` and the caller's `kept` from the ids of the chunk. */
+void mpk_apply_capacity(mpk_job *j);
+
 /* Adds a token's outputs in slot order: the sum does not depend on who computed what when. */
 void mpk_sum_columns(mpk_job *j, size_t i, uint8_t *scratch);
 
@@ -164,6 +181,11 @@ void mpk_sum_columns(mpk_job *j, size_t i, uint8_t *scratch);
 static inline size_t mpk_tasks(size_t blocks, size_t run)
 {
     return (blocks + run - 1) / run;
+}
+
+static inline bool mpk_weighs_input(const mpk_job *j)
+{
+    return j->view->policy.weight_applied == MOEPACK_APPLY_INPUT;
 }
 
 /* Rows past the true size of a matrix come out of padding codes: 0, or NaN where an input was infinite. */

@@ -59,12 +59,19 @@ static void lay_out(mpk_job *j, arena *a)
     j->z_fix16 = take(a, t, n->input_pad / MPK_BLOCK, sizeof(mpk_fix16_block));
     j->ids = take(a, t, n->k, sizeof(int32_t));
     j->weights = take(a, t, n->k, f);
+    j->computed = j->limit != UINT64_MAX ? take(a, t, n->k, sizeof(int32_t)) : j->ids;
+    j->filled = j->limit != UINT64_MAX ? take(a, n->experts, 1, sizeof(uint32_t)) : NULL;
     j->start = take(a, n->experts + 1, 1, sizeof(uint32_t));
     j->pairs = take(a, t, n->k, sizeof(uint32_t));
     j->active = take(a, n->experts, 1, sizeof(uint32_t));
     j->act = take(a, t * n->k, n->inner_pad, f); /* t <= CHUNK_TOKENS, k < 2^31 */
     j->o = take(a, t * n->k, n->input_pad, f);
+    if (mpk_weighs_input(j)) {
+        j->weighed = take(a, t * n->k, n->input_pad, f);
+        j->weighed_fix16 = take(a, t * n->k, n->input_pad / MPK_BLOCK, sizeof(mpk_fix16_block));
+    }
     j->shared = take(a, t, n->shared_pad, f);
+    j->shared_gate = take(a, t, MPK_ROWS, f);
     j->s = take(a, t, n->input_pad, f);
     j->n_out = take(a, t, n->input_pad, f);
     take_rows(a, j);

@@ -17,12 +17,15 @@ static const struct {
     [MPK_STAGE_ROUTE] = {AFTER(MPK_STAGE_ROUTER), mpk_route_token},
     [MPK_STAGE_LATENT] = {AFTER(MPK_STAGE_LATENT_DOWN), mpk_finish_latent},
     [MPK_STAGE_GROUP] = {AFTER(MPK_STAGE_ROUTE), mpk_group_pairs},
-    [MPK_STAGE_GATE_UP] = {AFTER(MPK_STAGE_GROUP) | AFTER(MPK_STAGE_LATENT), mpk_gate_up_rows},
+    [MPK_STAGE_WEIGH] = {AFTER(MPK_STAGE_ROUTE) | AFTER(MPK_STAGE_LATENT), mpk_weigh_inputs},
+    [MPK_STAGE_GATE_UP] = {AFTER(MPK_STAGE_GROUP) | AFTER(MPK_STAGE_LATENT) | AFTER(MPK_STAGE_WEIGH), mpk_gate_up_rows},
     [MPK_STAGE_DOWN] = {AFTER(MPK_STAGE_GATE_UP), mpk_down_rows},
     [MPK_STAGE_SUM] = {AFTER(MPK_STAGE_DOWN), mpk_sum_columns},
     [MPK_STAGE_NORM] = {AFTER(MPK_STAGE_SUM), mpk_norm_token},
     [MPK_STAGE_SHARED] = {AFTER(MPK_STAGE_PREPARE), mpk_shared_columns},
-    [MPK_STAGE_OUTPUT] = {AFTER(MPK_STAGE_NORM) | AFTER(MPK_STAGE_SHARED), mpk_output_rows},
+    [MPK_STAGE_SHARED_GATE] = {AFTER(MPK_STAGE_PREPARE), mpk_shared_gate_rows},
+    [MPK_STAGE_OUTPUT] = {AFTER(MPK_STAGE_NORM) | AFTER(MPK_STAGE_SHARED) | AFTER(MPK_STAGE_SHARED_GATE),
+                          mpk_output_rows},
 };
 
 size_t mpk_run_length(const mpk_job *j, size_t blocks, size_t block_bytes, size_t limit)
@@ -65,13 +68,15 @@ static void set_first_tasks(mpk_job *j)
     if (routes && wants_z && v->policy.latent) set_product(j, MPK_STAGE_LATENT_DOWN, &v->latent_down);
     if (wants_z) mpk_schedule_set(j->schedule, MPK_STAGE_LATENT, j->tokens);
     if (j->want_experts) mpk_schedule_set(j->schedule, MPK_STAGE_GROUP, 1);
+    if (j->want_experts && mpk_weighs_input(j)) mpk_schedule_set(j->schedule, MPK_STAGE_WEIGH, j->tokens);
     if (j->given_sum) {
         mpk_schedule_set(j->schedule, MPK_STAGE_NORM, j->tokens);
         mpk_set_output_tasks(j);
     }
     const size_t pairs = j->n.shared_pad / MPK_BLOCK; /* of row blocks: 32 columns, which the activation needs */
     if (!j->want_y || pairs == 0) return;
-    const size_t bytes = 2 * (mpk_row_block_bytes(&v->shared_gate) + mpk_row_block_bytes(&v->shared_up));
+    const size_t one = mpk_row_block_bytes(&v->shared_up), bytes = v->policy.gated ? 4 * one : 2 * one;
+    if (v->policy.shared_gate != MOEPACK_SHARED_GATE_NONE) set_product(j, MPK_STAGE_SHARED_GATE, &v->shared_router);
     j->run[MPK_STAGE_SHARED] = 2 * mpk_run_length(j, pairs, bytes, MPK_MAX_RUN / 2);
     mpk_schedule_set(j->schedule, MPK_STAGE_SHARED, mpk_tasks(2 * pairs, j->run[MPK_STAGE_SHARED]));
 }

@@ -66,15 +66,24 @@ void mpk_latent_rows(mpk_job *j, size_t i, uint8_t *scratch)
     project(j, &j->view->latent_down, j->run[MPK_STAGE_LATENT_DOWN], i, j->x_rows, j->z, j->n.input_pad);
 }
 
+void mpk_shared_gate_rows(mpk_job *j, size_t i, uint8_t *scratch)
+{
+    (void)scratch;
+    project(j, &j->view->shared_router, j->run[MPK_STAGE_SHARED_GATE], i, j->x_rows, j->shared_gate, MPK_ROWS);
+}
+
 void mpk_route_token(mpk_job *j, size_t t, uint8_t *scratch)
 {
     const mpk_shape *n = &j->n;
     const mpk_layer_view *v = j->view;
-    mpk_route(&v->policy, v->experts, mpk_uses_bias(&v->policy) ? v->router_bias : NULL, j->logits + t * n->experts_pad,
-              j->kernels, scratch, j->ids + t * n->k, j->weights + t * n->k);
+    float *logits = j->logits + t * n->experts_pad;
+    if (v->policy.logit_bias) j->kernels->add(v->logit_bias, logits, (n->experts + MPK_ROWS - 1) / MPK_ROWS * MPK_ROWS);
+    mpk_router_input in = {.logits = logits, .bias = mpk_uses_bias(&v->policy) ? v->router_bias : NULL};
+    if (v->policy.select == MOEPACK_SELECT_TOKEN_TABLE) in.chosen = v->token_table + (size_t)j->token_ids[t] * n->k;
+    mpk_route(&v->policy, v->experts, &in, j->kernels, scratch, j->ids + t * n->k, j->weights + t * n->k);
     if (j->scores_out == NULL) return;
     float *score = (float *)(void *)scratch;
-    mpk_router_score(&v->policy, v->experts, j->logits + t * n->experts_pad, j->kernels, score);
+    mpk_router_score(&v->policy, v->experts, logits, j->kernels, score);
     memcpy(j->scores_out + t * n->experts, score, n->experts * sizeof *score);
 }
 
@@ -91,6 +100,21 @@ void mpk_finish_latent(mpk_job *j, size_t t, uint8_t *scratch)
     if (j->round && j->want_experts)
         j->kernels->quantize(z, j->z_fix16 + t * (n->input_pad / MPK_BLOCK), n->input_pad / MPK_BLOCK);
     if (j->z_out != NULL) memcpy(j->z_out + t * n->input, z, n->input * sizeof(float));
+}
+
+/* What each of a token's experts reads, where weights enter there. */
+void mpk_weigh_inputs(mpk_job *j, size_t t, uint8_t *scratch)
+{
+    const mpk_shape *n = &j->n;
+    const float *z = j->z + t * n->input_pad;
+    (void)scratch;
+    for (size_t p = t * n->k; p < (t + 1) * n->k; p++) {
+        float *to = j->weighed + p * n->input_pad;
+        j->kernels->scale(j->weights[p], z, to, n->input_pad);
+        if (!j->round) continue;
+        j->kernels->round_bf16(to, to, n->input_pad);
+        j->kernels->quantize(to, j->weighed_fix16 + p * (n->input_pad / MPK_BLOCK), n->input_pad / MPK_BLOCK);
+    }
 }
 
 /* Step 7, and s on its way out. */
@@ -131,10 +155,11 @@ static void output_part(mpk_job *j, size_t first, size_t count, size_t t, size_t
         mpk_multiply_rows(j, &v->shared_down, first, count, j->shared_rows + t, shared, width, tokens);
     for (size_t i = 0; i < tokens; i++) {
         float *y = j->out.y + (t + i) * j->n.hidden + from;
-        for (size_t c = 0; c < valid; c++) {
-            const float r = routed[i * width + c];
-            y[c] = mpk_canonical(v->policy.shared_width > 0 ? r + shared[i * width + c] : r);
-        }
+        float *h = shared + i * width;
+        const float *r = routed + i * width;
+        if (v->policy.shared_width > 0 && v->policy.shared_gate != MOEPACK_SHARED_GATE_NONE)
+            j->kernels->scale(mpk_sigmoid(j->shared_gate[(t + i) * MPK_ROWS]), h, h, width);
+        for (size_t c = 0; c < valid; c++) y[c] = mpk_canonical(v->policy.shared_width > 0 ? r[c] + h[c] : r[c]);
     }
 }
 

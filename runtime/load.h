@@ -61,10 +61,12 @@ typedef struct mpk_piece {
 
 typedef struct mpk_load_block {
     uint32_t block;
-    size_t *first_piece;              /* [E]; SIZE_MAX: not loaded */
-    uint8_t *holds, *computes;        /* [E] */
-    mpk_expert_view *experts;         /* [E] */
-    float *router_bias, *latent_norm; /* decoded; NULL: the block has none */
+    size_t *first_piece;                           /* [E]; SIZE_MAX: not loaded */
+    uint8_t *holds, *computes;                     /* [E] */
+    mpk_expert_view *experts;                      /* [E] */
+    float *router_bias, *logit_bias, *latent_norm; /* decoded; NULL: the block has none */
+    float *expert_bias;                            /* [E][gate, up, down], each padded to whole blocks of 32 */
+    int32_t *token_table;                          /* [vocabulary, k] */
     mpk_layer_view view;
     bool has_router;            /* the view's router is there, whatever else is missing */
     moepack_status view_status; /* why this block cannot be run; MOEPACK_OK: it can */

@@ -31,6 +31,7 @@ static const matrix_slot dense_slots[] = {
     {MOEPACK_ROLE_SHARED_GATE, offsetof(mpk_layer_view, shared_gate)},
     {MOEPACK_ROLE_SHARED_UP, offsetof(mpk_layer_view, shared_up)},
     {MOEPACK_ROLE_SHARED_DOWN, offsetof(mpk_layer_view, shared_down)},
+    {MOEPACK_ROLE_SHARED_ROUTER, offsetof(mpk_layer_view, shared_router)},
 };
 
 static mpk_matrix_view *slot_of(const matrix_slot *slots, size_t count, void *view, moepack_role role)
@@ -84,6 +85,7 @@ static moepack_status place_plane(const moepack_matrix *m, const uint8_t *at, mp
         to->global = at;
         to->global_divides = m->plane == MOEPACK_PLANE_GLOBAL_DIVISOR;
         return MOEPACK_OK;
+    case MOEPACK_PLANE_BIAS: /* read by place_biases */
     case MOEPACK_PLANE_SHAPE:
     case MOEPACK_PLANE_OTHER:
         return MOEPACK_OK;
@@ -188,6 +190,101 @@ static moepack_status place_vector(const moepack_load *load, const mpk_piece *pi
     return decode_vector(load, piece, &m, *own, error);
 }
 
+/* The table of experts by token id as I32, with every id checked: the router reads it blindly. */
+static moepack_status place_token_table(const moepack_load *load, const mpk_piece *piece, mpk_load_block *entry,
+                                        uint32_t experts, moepack_error *error)
+{
+    moepack_desc desc;
+    moepack_matrix m = {0};
+    moepack_index_desc(load->index, piece->desc, &desc);
+    if (desc.matrix_count == 1) moepack_index_matrix(load->index, desc.first_matrix, &m);
+    const bool wide = m.encoding == MOEPACK_ENC_I64;
+    if (desc.matrix_count != 1 || (!wide && m.encoding != MOEPACK_ENC_I32) || entry->token_table != NULL ||
+        m.cols != entry->view.policy.top_k || piece->move == MPK_MOVE_REARRANGE ||
+        desc.layout != MOEPACK_LAYOUT_CANONICAL)
+        return mpk_load_fail_at(load, piece,
+                                mpk_fail(error, MOEPACK_E_UNSUPPORTED,
+                                         "is not a table of %" PRIu64 " expert ids a token, I32 or I64",
+                                         entry->view.policy.top_k),
+                                error);
+    /* rows x cols elements lie in a section that is in memory, so this cannot overflow. */
+    entry->token_table = malloc((size_t)(m.rows * m.cols) * sizeof(int32_t) + 1);
+    if (entry->token_table == NULL) return mpk_fail(error, MOEPACK_E_REFUSED, "out of memory");
+    for (uint64_t i = 0; i < m.rows * m.cols; i++) {
+        const uint64_t element = m.base + i / m.cols * m.row_stride + i % m.cols * m.col_stride;
+        const uint64_t id = wide ? mpk_load64(piece->data + element * 8) : mpk_load32(piece->data + element * 4);
+        if (id >= experts)
+            return mpk_load_fail_at(load, piece,
+                                    mpk_fail(error, MOEPACK_E_CORRUPT,
+                                             "token %" PRIu64 " is sent to expert %" PRId64 " of %" PRIu32, i / m.cols,
+                                             wide ? (int64_t)id : (int32_t)(uint32_t)id, experts),
+                                    error);
+        entry->token_table[i] = (int32_t)id;
+    }
+    entry->view.token_table = entry->token_table;
+    entry->view.vocabulary = m.rows;
+    return MOEPACK_OK;
+}
+
+static uint64_t whole_blocks(uint64_t n)
+{
+    return (n + VECTOR_BLOCK - 1) / VECTOR_BLOCK * VECTOR_BLOCK;
+}
+
+/* One bias of an expert into its place in the block's array. */
+static moepack_status place_bias(const moepack_load *load, mpk_load_block *entry, uint32_t expert,
+                                 const mpk_piece *piece, const moepack_matrix *m, moepack_error *error)
+{
+    const moepack_policy *p = &entry->view.policy;
+    const uint64_t inner = whole_blocks(p->intermediate), all = 2 * inner + whole_blocks(p->expert_input);
+    mpk_expert_view *x = &entry->experts[expert];
+    const bool down = m->role == MOEPACK_ROLE_DOWN;
+    const float **slot = down ? &x->down_bias : m->role == MOEPACK_ROLE_UP ? &x->up_bias : &x->gate_bias;
+    const uint64_t length = down ? p->expert_input : p->intermediate;
+    if (m->rows != length || m->cols != 1 || *slot != NULL || !p->expert_bias)
+        return mpk_load_fail_at(load, piece,
+                                mpk_fail(error, MOEPACK_E_UNSUPPORTED,
+                                         "a bias of %" PRIu64 " x %" PRIu64 " elements where the policy says %" PRIu64,
+                                         m->rows, m->cols, p->expert_bias ? length : 0),
+                                error);
+    float *to = entry->expert_bias + expert * all + (down ? 2 * inner : m->role == MOEPACK_ROLE_UP ? inner : 0);
+    *slot = to;
+    return decode_vector(load, piece, m, to, error);
+}
+
+/* The biases among a section's matrices. */
+static moepack_status place_biases(const moepack_load *load, mpk_load_block *entry, uint32_t expert,
+                                   const mpk_piece *piece, moepack_error *error)
+{
+    moepack_desc desc;
+    moepack_index_desc(load->index, piece->desc, &desc);
+    for (uint32_t i = 0; i < desc.matrix_count; i++) {
+        moepack_matrix m;
+        moepack_index_matrix(load->index, desc.first_matrix + i, &m);
+        if (m.plane != MOEPACK_PLANE_BIAS) continue;
+        if (desc.layout != MOEPACK_LAYOUT_CANONICAL || piece->move == MPK_MOVE_REARRANGE)
+            return mpk_load_fail_at(
+                load, piece, mpk_fail(error, MOEPACK_E_UNSUPPORTED, "biases share a section with weights"), error);
+        moepack_status status = place_bias(load, entry, expert, piece, &m, error);
+        if (status != MOEPACK_OK) return status;
+    }
+    return MOEPACK_OK;
+}
+
+/* Room for the biases of all experts of a block, zeros. */
+static moepack_status make_biases(mpk_load_block *entry, uint32_t experts, moepack_error *error)
+{
+    const moepack_policy *p = &entry->view.policy;
+    uint64_t count;
+    if (!p->expert_bias) return MOEPACK_OK;
+    if (p->intermediate > UINT32_MAX || p->expert_input > UINT32_MAX ||
+        !mpk_mul64(2 * whole_blocks(p->intermediate) + whole_blocks(p->expert_input), experts, &count) ||
+        count > SIZE_MAX / sizeof(float))
+        return mpk_fail(error, MOEPACK_E_REFUSED, "more bytes than the address space has");
+    entry->expert_bias = calloc((size_t)count, sizeof(float));
+    return entry->expert_bias != NULL ? MOEPACK_OK : mpk_fail(error, MOEPACK_E_REFUSED, "out of memory");
+}
+
 /* ---- blocks ---- */
 
 /* The tensors of the router, or all others. */
@@ -204,6 +301,10 @@ static moepack_status place_dense(const moepack_load *load, mpk_load_block *entr
         moepack_status status;
         if (role.role == MOEPACK_ROLE_ROUTER_BIAS)
             status = place_vector(load, piece, block->experts, &entry->router_bias, error);
+        else if (role.role == MOEPACK_ROLE_LOGIT_BIAS)
+            status = place_vector(load, piece, block->experts, &entry->logit_bias, error);
+        else if (role.role == MOEPACK_ROLE_TOKEN_TABLE)
+            status = place_token_table(load, piece, entry, block->experts, error);
         else if (role.role == MOEPACK_ROLE_LATENT_NORM)
             status = place_vector(load, piece, view->policy.expert_input, &entry->latent_norm, error);
         else
@@ -211,6 +312,7 @@ static moepack_status place_dense(const moepack_load *load, mpk_load_block *entr
         if (status != MOEPACK_OK) return status;
     }
     view->router_bias = entry->router_bias;
+    view->logit_bias = entry->logit_bias;
     view->latent_norm = entry->latent_norm;
     return MOEPACK_OK;
 }
@@ -229,6 +331,7 @@ moepack_status mpk_load_place_expert(const moepack_load *load, mpk_load_block *e
         const mpk_piece *piece = &load->pieces[entry->first_piece[expert] + s];
         moepack_status status = place_matrices(load, piece, expert_slots, sizeof expert_slots / sizeof *expert_slots,
                                                &entry->experts[expert], error);
+        if (status == MOEPACK_OK) status = place_biases(load, entry, expert, piece, error);
         if (status != MOEPACK_OK) return status;
     }
     return MOEPACK_OK;
@@ -250,6 +353,7 @@ static moepack_status make_view(const moepack_load *load, mpk_load_block *entry,
     if (load->router_only && status == MOEPACK_OK)
         return mpk_fail(error, MOEPACK_E_INCOMPLETE, "only the layer's router was loaded");
     if (status == MOEPACK_OK) status = place_dense(load, entry, &block, false, error);
+    if (status == MOEPACK_OK) status = make_biases(entry, block.experts, error);
     for (uint32_t e = 0; e < block.experts && status == MOEPACK_OK; e++)
         if (entry->holds[e]) status = mpk_load_place_expert(load, entry, e, error);
     return status;
@@ -279,7 +383,10 @@ moepack_status mpk_load_make_views(moepack_load *load, moepack_error *error)
 void mpk_load_free_views(mpk_load_block *block)
 {
     free(block->router_bias);
+    free(block->logit_bias);
     free(block->latent_norm);
+    free(block->expert_bias);
+    free(block->token_table);
     free(block->experts);
     free(block->holds);
     free(block->computes);

@@ -36,7 +36,8 @@ moepack_status mpk_plan_dense(const moepack_pack *pack, uint32_t rank, const uin
 /* Roles of the tensors that decide where tokens go. */
 static inline bool mpk_router_role(moepack_role role)
 {
-    return role == MOEPACK_ROLE_ROUTER || role == MOEPACK_ROLE_ROUTER_BIAS;
+    return role == MOEPACK_ROLE_ROUTER || role == MOEPACK_ROLE_ROUTER_BIAS || role == MOEPACK_ROLE_LOGIT_BIAS ||
+           role == MOEPACK_ROLE_TOKEN_TABLE;
 }
 
 #endif

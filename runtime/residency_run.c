@@ -1,7 +1,7 @@
 /* A layer with the experts of a residency. Each (token, slot) pair's expert output is computed by the layer's own code,
- * as one expert with weight 1, when its expert is in memory: 1 * o + 0 is o, but for the sign of a zero, which no sum
- * that starts at +0 can show. The outputs are then added in slot order with the layer's own operation, so that the bits
- * are those of moepack_layer_run. */
+ * as one expert with weight 1 (its own where that enters inside the expert), when its expert is in memory: 1 * o + 0 is
+ * o, but for the sign of a zero, which no sum that starts at +0 can show. The outputs are then added in slot order with
+ * the layer's own operation, so that the bits are those of moepack_layer_run. */
 #include "residency.h"
 
 #include "bytes.h"
@@ -24,7 +24,7 @@ typedef struct part {
     const float *weights, *z;
     float *o;          /* [T k][L] */
     float *rows, *out; /* [T k][L] inputs and outputs of one batch */
-    float *ones;       /* [T k] */
+    float *factors;    /* [T k] weights of a batch where they enter inside the experts, else 1 */
     int32_t *batch_ids;
     size_t *pairs;
     uint8_t *need, *present; /* [E] */
@@ -43,9 +43,10 @@ static moepack_status compute(part *p, moepack_error *error)
         if (!p->present[p->ids[i]]) continue;
         memcpy(p->rows + count * p->width, p->z + i / p->k * p->width, p->width * sizeof(float));
         p->batch_ids[count] = p->ids[i];
+        p->factors[count] = view.policy.weight_applied == MOEPACK_APPLY_OUTPUT ? 1.0f : p->weights[i];
         p->pairs[count++] = i;
     }
-    const mpk_experts_input in = {p->rows, p->batch_ids, p->ones, 1, true};
+    const mpk_experts_input in = {p->rows, p->batch_ids, p->factors, 1, true};
     moepack_status status = mpk_layer_experts(&view, &in, count, p->how, p->out, error);
     for (size_t i = 0; i < count && status == MOEPACK_OK; i++)
         memcpy(p->o + p->pairs[i] * p->width, p->out + i * p->width, p->width * sizeof(float));
@@ -108,12 +109,13 @@ static moepack_status run_experts(part *p, moepack_error *error)
 /* In slot order, by the fused multiply-add that kernels use (spec/numerics.md), so with their bits. */
 static void add_up(const part *p, float *s)
 {
+    const bool weigh = p->dense->policy.weight_applied == MOEPACK_APPLY_OUTPUT;
     memset(s, 0, p->tokens * p->width * sizeof *s);
     for (size_t i = 0; i < p->tokens * p->k; i++) {
         if (!p->counts[p->ids[i]]) continue;
         const float *o = p->o + i * p->width;
         float *to = s + i / p->k * p->width;
-        for (size_t c = 0; c < p->width; c++) to[c] = fmaf(p->weights[i], o[c], to[c]);
+        for (size_t c = 0; c < p->width; c++) to[c] = fmaf(weigh ? p->weights[i] : 1.0f, o[c], to[c]);
     }
 }
 
@@ -135,7 +137,7 @@ static size_t lay_out(part *p, size_t tokens, uint8_t *base, float **z, float **
     p->o = take(&at, pairs * p->width, sizeof(float));
     p->rows = take(&at, pairs * p->width, sizeof(float));
     p->out = take(&at, pairs * p->width, sizeof(float));
-    p->ones = take(&at, pairs, sizeof(float));
+    p->factors = take(&at, pairs, sizeof(float));
     p->batch_ids = take(&at, pairs, sizeof(int32_t));
     p->pairs = take(&at, pairs, sizeof(size_t));
     p->need = take(&at, p->experts, 1);
@@ -168,6 +170,9 @@ moepack_status mpk_residency_run_view(moepack_residency *r, uint32_t block, cons
     p.k = (size_t)policy->top_k;
     p.width = (size_t)policy->expert_input;
     uint64_t row;
+    if (how->capacity)
+        return mpk_fail(error, MOEPACK_E_UNSUPPORTED, "a residency does not count the capacity of experts");
+    for (size_t t = 0; out->kept != NULL && t < tokens; t++) out->kept[t] = (int32_t)p.k;
     if (!mpk_mul64(p.k, p.width, &row) || row > SIZE_MAX / 64)
         return mpk_fail(error, MOEPACK_E_REFUSED, "out of memory");
     size_t portion = PART_BYTES / (3 * sizeof(float) * (size_t)row + 1);
@@ -181,16 +186,15 @@ moepack_status mpk_residency_run_view(moepack_residency *r, uint32_t block, cons
     float *sums = calloc(portion * p.width + 1, sizeof *sums);
     moepack_status status =
         memory == NULL || sums == NULL ? mpk_fail(error, MOEPACK_E_REFUSED, "out of memory") : MOEPACK_OK;
-    if (status == MOEPACK_OK) {
-        lay_out(&p, portion, memory, &z, &weights, &ids);
-        for (size_t i = 0; i < portion * p.k; i++) p.ones[i] = 1.0f;
-    }
+    if (status == MOEPACK_OK) lay_out(&p, portion, memory, &z, &weights, &ids);
     const bool want = out->s != NULL || (out->y != NULL && !partial);
     for (size_t t = 0; t < tokens && status == MOEPACK_OK; t += portion) {
         p.tokens = tokens - t < portion ? tokens - t : portion;
         p.ids = ids, p.weights = weights, p.z = z;
         float *s = out->s != NULL ? out->s + t * p.width : sums;
-        status = mpk_layer_begin(view, x + t * hidden, p.tokens, how, ids, weights, z, error);
+        mpk_layer_options part_how = *how;
+        if (how->token_ids != NULL) part_how.token_ids = how->token_ids + t;
+        status = mpk_layer_begin(view, x + t * hidden, p.tokens, &part_how, ids, weights, z, error);
         if (status == MOEPACK_OK && want && !partial) status = check_selected(&p, entry->holds, t, error);
         if (status == MOEPACK_OK && want) status = run_experts(&p, error);
         if (status != MOEPACK_OK) break;

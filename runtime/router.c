@@ -149,30 +149,86 @@ static void finish_weights(const moepack_policy *policy, float *weights)
 void mpk_router_score(const moepack_policy *policy, uint32_t experts, const float *logits, const mpk_kernels *kernels,
                       float *score)
 {
-    if (policy->score == MOEPACK_SCORE_SOFTMAX)
+    const size_t lanes = ((size_t)experts + 15) / 16 * 16;
+    switch (policy->score) {
+    case MOEPACK_SCORE_SOFTMAX:
         softmax(logits, experts, kernels, score);
-    else
-        kernels->sigmoid(logits, score, ((size_t)experts + 15) / 16 * 16);
+        return;
+    case MOEPACK_SCORE_SIGMOID:
+        kernels->sigmoid(logits, score, lanes);
+        return;
+    case MOEPACK_SCORE_SQRT_SOFTPLUS:
+        kernels->sqrt_softplus(logits, score, lanes);
+        return;
+    default: /* the function comes after the selection */
+        memcpy(score, logits, experts * sizeof *score);
+        return;
+    }
 }
 
-void mpk_route(const moepack_policy *policy, uint32_t experts, const float *bias, const float *logits,
-               const mpk_kernels *kernels, void *scratch, int32_t *ids, float *weights)
+/* Where the function applies to the selected alone: from their values to weights. */
+static void finish_selected(const moepack_policy *policy, float *weights)
+{
+    const size_t k = (size_t)policy->top_k;
+    float top = mpk_float(0xff800000u), sum = 0.0f;
+    if (policy->score == MOEPACK_SCORE_SIGMOID_SELECTED)
+        for (size_t i = 0; i < k; i++) weights[i] = mpk_sigmoid(weights[i]);
+    if (policy->score != MOEPACK_SCORE_SOFTMAX_SELECTED) return;
+    for (size_t i = 0; i < k; i++) top = weights[i] > top ? weights[i] : top;
+    for (size_t i = 0; i < k; i++) sum += weights[i] = mpk_exp(weights[i] - top);
+    for (size_t i = 0; i < k; i++) weights[i] /= sum;
+}
+
+/* Slot after slot: the best of those left, and its share in a softmax over those left that are near it. */
+static void sparsemixer(const moepack_policy *policy, uint32_t experts, const mpk_kernels *kernels,
+                        const scratch_view *at, int32_t *ids, float *weights)
+{
+    const float limit = 2.0f * (float)policy->sparsemixer_eps;
+    for (uint32_t e = 0; e < experts; e++) at->key[e] = sort_key(at->score[e], e);
+    for (size_t slot = 0; slot < policy->top_k; slot++) {
+        uint64_t best = 0;
+        for (size_t e = 0; e < experts; e++) best = at->key[e] > best ? at->key[e] : best;
+        const uint32_t id = key_index(best);
+        const float top = at->score[id];
+        kernels->exp_minus(at->score, top, at->choice, ((size_t)experts + 15) / 16 * 16);
+        for (size_t e = 0; e < experts; e++) {
+            const float v = at->score[e], size = v < 0.0f ? -v : v, base = size < top ? top : size;
+            if (at->key[e] == 0 || (top - v) / base > limit) at->choice[e] = 0.0f;
+        }
+        ids[slot] = (int32_t)id;
+        weights[slot] = at->choice[id] / sum_blocks(at->choice, experts);
+        at->key[id] = 0; /* below every key: taken */
+    }
+}
+
+static void select_experts(const moepack_policy *policy, uint32_t experts, const scratch_view *at, uint64_t *best,
+                           int32_t *ids)
+{
+    if (policy->groups > 1 && policy->groups > policy->groups_kept) mask_groups(policy, experts, at, best);
+    for (uint32_t e = 0; e < experts; e++) at->key[e] = sort_key(at->choice[e], e);
+    largest(at->key, experts, (size_t)policy->top_k, best);
+    for (size_t i = 0; i < policy->top_k; i++) ids[i] = (int32_t)key_index(best[i]);
+}
+
+void mpk_route(const moepack_policy *policy, uint32_t experts, const mpk_router_input *in, const mpk_kernels *kernels,
+               void *scratch, int32_t *ids, float *weights)
 {
     const size_t padded = padded_experts(experts), k = (size_t)policy->top_k;
     uint64_t *best = scratch;
     const scratch_view at = {.key = best + padded,
                              .score = (float *)(void *)(best + 2 * padded),
                              .choice = (float *)(void *)(best + 2 * padded) + padded};
-    mpk_router_score(policy, experts, logits, kernels, at.score);
-    apply_bias(policy, experts, bias, &at);
-    if (policy->groups > 1 && policy->groups > policy->groups_kept) mask_groups(policy, experts, &at, best);
-
-    for (uint32_t e = 0; e < experts; e++) at.key[e] = sort_key(at.choice[e], e);
-    largest(at.key, experts, k, best);
-    for (size_t i = 0; i < k; i++) {
-        const uint32_t id = key_index(best[i]);
-        ids[i] = (int32_t)id;
-        weights[i] = at.score[id];
+    mpk_router_score(policy, experts, in->logits, kernels, at.score);
+    if (policy->score == MOEPACK_SCORE_SPARSEMIXER) {
+        sparsemixer(policy, experts, kernels, &at, ids, weights);
+    } else {
+        apply_bias(policy, experts, in->bias, &at);
+        if (policy->select == MOEPACK_SELECT_TOKEN_TABLE)
+            memcpy(ids, in->chosen, k * sizeof *ids);
+        else
+            select_experts(policy, experts, &at, best, ids);
+        for (size_t i = 0; i < k; i++) weights[i] = at.score[ids[i]];
+        finish_selected(policy, weights);
     }
     finish_weights(policy, weights);
 }

@@ -106,7 +106,8 @@ static moepack_status run_view(const mpk_layer_view *view, const float *x, size_
                                const moepack_layer_options *options, const mpk_layer_options *how,
                                const moepack_layer_output *output, moepack_error *error)
 {
-    mpk_layer_output to = {options->partial ? NULL : output->y, output->s, output->topk_ids, output->topk_weights};
+    mpk_layer_output to = {options->partial ? NULL : output->y, output->s, output->topk_ids, output->topk_weights,
+                           output->kept};
     const bool check_ids = !options->partial && to.y == NULL && to.s != NULL && !holds_all(view);
     int32_t *own_ids = NULL;
     if (check_ids && to.topk_ids == NULL) {
@@ -160,6 +161,13 @@ static moepack_status take_call(call *c, const moepack_load *load, uint32_t bloc
     return find_block(c, block, error);
 }
 
+/* For the calls that do a part of the layer. */
+static moepack_status refuse_capacity(const call *c, moepack_error *error)
+{
+    if (!c->given.capacity) return MOEPACK_OK;
+    return mpk_fail(error, MOEPACK_E_USAGE, "a capacity is only for moepack_layer_run, which sees tokens and choice");
+}
+
 /* View and options of a call, on a whole block or (router_suffices) on its router at least: where it fails, and where
  * the work fails, name_block says which block it was. */
 static moepack_status prepare_call(call *c, bool router_suffices, moepack_error *error)
@@ -180,7 +188,10 @@ static moepack_status prepare_call(call *c, bool router_suffices, moepack_error 
     c->how =
         (mpk_layer_options){.compute = c->given.compute == MOEPACK_COMPUTE_F32 ? MPK_COMPUTE_F32 : MPK_COMPUTE_BF16,
                             .threads = c->given.threads > 0 ? c->given.threads : default_threads(c->load->cpu_quota),
-                            .spare = c->load->spare};
+                            .spare = c->load->spare,
+                            .token_ids = c->given.token_ids,
+                            .capacity = c->given.capacity,
+                            .sequences = c->given.sequences};
     return select_kernels(c->given.kernels, &c->how.kernels, error);
 }
 
@@ -233,6 +244,7 @@ moepack_status moepack_layer_begin(const moepack_load *load, uint32_t block, con
     if (load == NULL || (x == NULL && tokens > 0))
         return mpk_fail(error, MOEPACK_E_USAGE, "a load and an input are needed");
     moepack_status status = take_call(&c, load, block, options, error);
+    if (status == MOEPACK_OK) status = refuse_capacity(&c, error);
     if (status != MOEPACK_OK) return status;
     status = prepare_call(&c, false, error);
     if (status == MOEPACK_OK) status = mpk_layer_begin(&c.view, x, tokens, &c.how, topk_ids, topk_weights, z, error);
@@ -248,6 +260,7 @@ moepack_status moepack_experts_run(const moepack_load *load, uint32_t block, con
     if (load == NULL || (tokens > 0 && !given))
         return mpk_fail(error, MOEPACK_E_USAGE, "a load, inputs, experts and a place for the output are needed");
     moepack_status status = take_call(&c, load, block, options, error);
+    if (status == MOEPACK_OK) status = refuse_capacity(&c, error);
     if (status != MOEPACK_OK) return status;
     status = prepare_call(&c, false, error);
     const mpk_experts_input in = {z, ids, weights, slots, !c.given.partial};
@@ -262,6 +275,7 @@ moepack_status moepack_layer_finish(const moepack_load *load, uint32_t block, co
     if (load == NULL || (tokens > 0 && (x == NULL || s == NULL || y == NULL)))
         return mpk_fail(error, MOEPACK_E_USAGE, "a load, inputs and a place for the output are needed");
     moepack_status status = take_call(&c, load, block, options, error);
+    if (status == MOEPACK_OK) status = refuse_capacity(&c, error);
     if (status != MOEPACK_OK) return status;
     status = prepare_call(&c, false, error);
     if (status == MOEPACK_OK) status = mpk_layer_finish(&c.view, x, s, tokens, &c.how, y, error);
@@ -278,6 +292,7 @@ moepack_status moepack_router_run(const moepack_load *load, uint32_t block, cons
     if (load == NULL || output == NULL || (x == NULL && tokens > 0))
         return mpk_fail(error, MOEPACK_E_USAGE, "a load, an input and places for the output are needed");
     moepack_status status = take_call(&c, load, block, options, error);
+    if (status == MOEPACK_OK) status = refuse_capacity(&c, error);
     if (status != MOEPACK_OK) return status;
     status = prepare_call(&c, true, error);
     if (status == MOEPACK_OK)

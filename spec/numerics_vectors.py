@@ -209,9 +209,76 @@ def tanh(x):
     return NAN if is_nan(v) else v & 0x7FFFFFFF | x & 0x80000000
 
 
-def activate(kind, beta, linear_beta, g, u):
-    if kind == "silu":
-        return mul(mul(g, sigmoid(g)), u)
+SOFTPLUS_P = [constant(t) for t in ("0x1.1efa3ap-3", "0x1.1eb5bcp-3", "0x1.99d280p-3", "0x1.555500p-2")]
+ERF_P = [constant(t) for t in ("0x1.4996f6p-14", "-0x1.a40958p-11", "0x1.540898p-8", "-0x1.b7f97ep-6", "0x1.ce2d00p-4",
+                               "-0x1.81273ep-2", "0x1.06eba8p-3")]
+ERF_Q = [constant(t) for t in ("0x1.8e86d0p-13", "-0x1.8732ecp-9", "0x1.684a10p-6", "-0x1.a7aa64p-4", "-0x1.46882cp-1",
+                               "-0x1.20989ap+0", "-0x1.26c0b8p-12")]
+HALF = 0x3F000000
+
+
+def sqrt_softplus(x):
+    if is_nan(x):
+        return NAN
+    if less(x, f32(-40)):
+        return exp(mul(HALF, x))
+    e = exp(x | 0x80000000)
+    r = div(e, add(TWO, e))
+    z, d = mul(r, r), add(r, r)
+    n = fma(mul(d, z), polynomial(SOFTPLUS_P, z), d)
+    return sqrt(add(x, n) if less(0, x) else n)
+
+
+def erf(x):
+    a = x & 0x7FFFFFFF
+    if less(f32(4), a):
+        a = f32(4)
+    if less(a, ONE):
+        v = fma(a, polynomial(ERF_P, mul(a, a)), a)
+    else:
+        v = sub(ONE, exp(polynomial(ERF_Q, a)))
+    return NAN if is_nan(v) else v & 0x7FFFFFFF | x & 0x80000000
+
+
+def relu(v):
+    return 0 if less(v, 0) else v
+
+
+def silu(v):
+    return mul(v, sigmoid(v))
+
+
+def gelu(v):
+    return mul(mul(HALF, v), add(ONE, erf(mul(v, constant("0x1.6a09e6p-1")))))
+
+
+def gelu_tanh(v):
+    inner = fma(mul(mul(constant("0x1.6e4e26p-5"), v), v), v, v)
+    return mul(mul(HALF, v), add(ONE, tanh(mul(constant("0x1.988454p-1"), inner))))
+
+
+BRANCHES = {"relu": relu, "relu2": lambda v: mul(relu(v), relu(v)), "silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh}
+
+
+def upper(v, limit):
+    return limit if limit and less(limit, v) else v
+
+
+def clamp(v, limit):
+    return upper(neg(limit) if limit and less(v, neg(limit)) else v, limit)
+
+
+def activate(kind, p, g, u):
+    """p: patterns of situ_beta, situ_linear_beta, act_alpha, act_limit. u is None without a gate."""
+    beta, linear_beta, alpha, limit = p
+    if kind in BRANCHES:
+        v = BRANCHES[kind](g)
+        return v if u is None else mul(v, u)
+    if kind == "silu_clamped":
+        return mul(silu(upper(g, limit)), clamp(u, limit))
+    if kind == "swiglu_oai":
+        g = upper(g, limit)
+        return mul(mul(g, sigmoid(mul(alpha, g))), add(clamp(u, limit), ONE))
     bounded = mul(mul(beta, tanh(div(g, beta))), sigmoid(g))
     return mul(bounded, u if linear_beta == 0 else mul(linear_beta, tanh(div(u, linear_beta))))
 
@@ -368,18 +435,55 @@ def norm(s, w, eps):
 
 
 def scores(kind, logits):
-    if kind == "sigmoid":
-        return [sigmoid(v) for v in logits]
+    if kind in ("sigmoid", "sqrt_softplus"):
+        return [(sigmoid if kind == "sigmoid" else sqrt_softplus)(v) for v in logits]
+    if kind != "softmax":
+        return list(logits)
     top = NEG_INF
     for v in logits:
         top = v if less(top, v) else top
     e = [exp(sub(v, top)) for v in logits]
+    total = sum_of_blocks(e)
+    return [div(v, total) for v in e]
+
+
+def sum_of_blocks(e):
     total = 0
     for b in blocks(len(e)):
         part = 0
         for i in b:
             part = add(part, e[i])
         total = add(total, part)
+    return total
+
+
+def sparsemixer(p, logits):
+    left, ids, weights = list(range(len(logits))), [], []
+    limit = mul(TWO, f32(p["sparsemixer_eps"]))
+    for _ in range(p["top_k"]):
+        best = min(left, key=lambda i: (order(logits[i]), i))
+        top, e = logits[best], [0] * len(logits)
+        for i in left:
+            size = logits[i] & 0x7FFFFFFF
+            if not less(limit, div(sub(top, logits[i]), top if less(size, top) else size)):
+                e[i] = exp(sub(logits[i], top))
+        ids.append(best)
+        weights.append(div(e[best], sum_of_blocks(e)))
+        left.remove(best)
+    return ids, weights
+
+
+def over_selected(kind, weights):
+    if kind == "sigmoid_selected":
+        return [sigmoid(w) for w in weights]
+    if kind != "softmax_selected":
+        return weights
+    top = NEG_INF
+    for w in weights:
+        top = w if less(top, w) else top
+    e, total = [exp(sub(w, top)) for w in weights], 0
+    for v in e:
+        total = add(total, v)
     return [div(v, total) for v in e]
 
 
@@ -387,7 +491,10 @@ def ranked(values):
     return sorted(range(len(values)), key=lambda i: (order(values[i]), i))
 
 
-def route(p, logits, bias):
+def route(p, logits, bias, row=None):
+    """row: the token's row of the table, with select = token_table."""
+    if p["score"] == "sparsemixer":
+        return finish_weights(p, *sparsemixer(p, logits))
     score = scores(p["score"], logits)
     biased = [add(s, b) for s, b in zip(score, bias)] if "biased" in (p["select"], p["weight_from"]) else score
     choice = list(biased if p["select"] == "biased" else score)
@@ -402,8 +509,13 @@ def route(p, logits, bias):
             group_scores.append(add(v, run[best[1]]) if p["group_score"] == "top2_sum" and size > 1 else v)
         for g in ranked(group_scores)[kept:]:
             choice[g * size:(g + 1) * size] = [NEG_INF if p["group_mask"] == "neg_inf" else 0] * size
-    ids = ranked(choice)[:k]
-    weights = [(biased if p["weight_from"] == "biased" else score)[i] for i in ids]
+    ids = row if p["select"] == "token_table" else ranked(choice)[:k]
+    weights = over_selected(p["score"], [(biased if p["weight_from"] == "biased" else score)[i] for i in ids])
+    return finish_weights(p, ids, weights)
+
+
+def finish_weights(p, ids, weights):
+    k = p["top_k"]
     renormalized = p["renormalize"] != "none" and (k > 1 or p["renorm_k1"] == 1)
     if renormalized:
         total = 0
@@ -431,11 +543,11 @@ def layer(l, x, mode):
     """One token. Returns ids, weights, s, y."""
     p = l["policy"]
     cast = (lambda v: [round_bf16(b) for b in v]) if mode == "bf16" else list
-    beta, linear_beta = f32(p["situ_beta"]), f32(p["situ_linear_beta"])
+    numbers = (f32(p["situ_beta"]), f32(p["situ_linear_beta"]), 0, 0)
 
     def network(gate, up, down, v):
         g, u = product(gate, v, mode), product(up, v, mode)
-        return product(down, cast([activate("situ", beta, linear_beta, a, b) for a, b in zip(g, u)]), mode)
+        return product(down, cast([activate("situ", numbers, a, b) for a, b in zip(g, u)]), mode)
 
     ids, weights = route(p, product(l["router"], x, mode), l["router_bias"])
     xr = cast(x)
@@ -481,22 +593,31 @@ def words(v):
 
 def function_vectors(r):
     xs = SPECIAL + [f32(v) for v in (88.72283, 88.72284, -87.33655, -103.2789, -103.9721, -104, 89, 0.625, -0.625,
-                                     0.6249999, 9.0109, -17.3287, 44.5, 1e-4, -1e-4, 0.3465736, -3.446)]
+                                     0.6249999, 9.0109, -17.3287, -39.5, -40.5, -123.25, 44.5, 1e-4, -1e-4, 0.3465736, -3.446)]
     xs += [r.normal(s) for s in (Fraction(1, 1000), Fraction(1, 10), 1, 1, 1, 10, 10, 30) for _ in range(8)]
     out = {"x": words(xs)}
-    for name, function in (("exp", exp), ("sigmoid", sigmoid), ("tanh", tanh), ("round_bf16", round_bf16)):
+    for name, function in (("exp", exp), ("sigmoid", sigmoid), ("tanh", tanh), ("sqrt_softplus", sqrt_softplus), ("erf", erf),
+                           ("round_bf16", round_bf16)):
         out[name] = words(canonical(function(x)) for x in xs)
     return out
 
 
+ACTIVATIONS = [("situ", 4, 25, 0, 0, True), ("situ", 1.5, 0, 0, 0, True), ("silu_clamped", 1, 0, 0, 1.25, True),
+               ("silu_clamped", 1, 0, 0, 0, True), ("swiglu_oai", 1, 0, 1.702, 7, True), ("swiglu_oai", 1, 0, 1.5, 0, True)]
+ACTIVATIONS += [(kind, 1, 0, 0, 0, gated) for kind in ("relu", "relu2", "silu", "gelu", "gelu_tanh") for gated in (True, False)]
+
+
 def activation_vectors(r):
     out = []
-    for kind, beta, linear_beta in (("situ", 4, 25), ("situ", 1.5, 0), ("silu", 1, 0)):
+    for kind, beta, linear_beta, alpha, limit, gated in ACTIVATIONS:
         g = [r.normal(s) for s in (1, 4, 20) for _ in range(8)] + SPECIAL[:8]
         u = [r.normal(s) for s in (1, 30) for _ in range(12)] + [r.normal() for _ in range(8)]
-        y = [canonical(activate(kind, f32(beta), f32(linear_beta), a, b)) for a, b in zip(g, u)]
-        out.append({"activation": kind, "situ_beta": beta, "situ_linear_beta": linear_beta, "gate": words(g),
-                    "up": words(u), "out": words(y)})
+        if limit:
+            g[:4], u[:4] = [f32(limit), f32(-limit), INF, NEG_INF], [f32(limit), INF, f32(-limit), NEG_INF]
+        numbers = tuple(f32(v) for v in (beta, linear_beta, alpha, limit))
+        y = [canonical(activate(kind, numbers, a, b if gated else None)) for a, b in zip(g, u)]
+        out.append({"activation": kind, "gated": gated, "situ_beta": beta, "situ_linear_beta": linear_beta, "act_alpha": alpha,
+                    "act_limit": limit, "gate": words(g), "up": words(u), "out": words(y)})
     return out
 
 
@@ -634,26 +755,33 @@ def norm_vectors(r):
 
 def router_policy(r, groups, experts):
     pick = lambda *names: names[r.below(len(names))]
-    return {"score": pick("sigmoid", "softmax"), "select": pick("score", "biased"), "weight_from": pick("unbiased", "biased"),
-            "groups": groups, "groups_kept": 1 + r.below(groups), "group_score": pick("max", "top2_sum"),
-            "group_mask": pick("neg_inf", "zero"), "top_k": 1 + r.below(min(experts, 9)),
-            "renormalize": pick("none", "sum", "sum_eps"), "renorm_eps": pick(1e-20, 0.125), "renorm_k1": r.below(2),
-            "scale": pick(1.0, 2.5), "scale_when": pick("always", "if_not_renormalized")}
+    p = {"score": pick("sigmoid", "softmax", "sqrt_softplus", "softmax_selected", "sigmoid_selected", "sparsemixer"),
+         "select": pick("score", "biased", "token_table"), "weight_from": pick("unbiased", "biased"),
+         "groups": groups, "groups_kept": 1 + r.below(groups), "group_score": pick("max", "top2_sum"),
+         "group_mask": pick("neg_inf", "zero"), "top_k": 1 + r.below(min(experts, 9)), "sparsemixer_eps": pick(0.01, 0.1, 0.5),
+         "renormalize": pick("none", "sum", "sum_eps"), "renorm_eps": pick(1e-20, 0.125), "renorm_k1": r.below(2),
+         "scale": pick(1.0, 2.5), "scale_when": pick("always", "if_not_renormalized")}
+    if p["score"] == "sparsemixer":
+        p.update(select="score", weight_from="unbiased")
+    if p["score"] == "sparsemixer" or p["select"] == "token_table":
+        p.update(groups=1, groups_kept=1)
+    return p
 
 
 def router_vectors(r):
     out = []
-    for n in range(40):
+    for n in range(96):
         groups = 1 if n % 3 else 1 + r.below(6)
-        experts = groups * (1 + r.below(12))
-        p = router_policy(r, groups, experts)
+        experts = groups * (1 + r.below(12)) if n % 7 else 40
+        p = router_policy(r, groups if experts % groups == 0 else 1, experts)
         ties = n % 2 == 0
         logits = [f32(Fraction(r.below(9) - 4, 2)) if ties else r.normal(2) for _ in range(experts)]
         bias = [f32(Fraction(r.below(5) - 2, 64)) if ties else r.normal(Fraction(1, 20)) for _ in range(experts)]
         if n % 10 == 9:
             for odd in (NAN, INF, NEG_INF):
                 logits[r.below(experts)] = odd
-        ids, weights = route(p, logits, bias)
+        row = [r.below(experts) for _ in range(p["top_k"])] if p["select"] == "token_table" else None
+        ids, weights = route(p, logits, bias, row)
         out.append({"policy": p, "logits": words(logits), "bias": words(bias), "ids": ids, "weights": words(weights)})
     return out
 

@@ -13,7 +13,7 @@ typedef struct run_args {
     const char *layer, *input, *output, *device, *placement;
     uint64_t rank, ranks, budget, threads;
     bool rank_given, ranks_given, overwrite;
-    unsigned compute, io, check;
+    unsigned compute, io, check, capacity;
     cli_list policy;
 } run_args;
 
@@ -22,6 +22,7 @@ static const char *const compute_names[] = {"bf16", "f32", "int8", NULL};
 enum {
     COMPUTE_INT8 = 2
 };
+static const char *const capacity_names[] = {"none", "config", NULL};
 static const char *const io_names[] = {"direct", "mmap", NULL};
 static const char *const check_names[] = {"none", "load", "full", NULL};
 
@@ -31,11 +32,13 @@ static const cli_option options[] = {
     {"layer", "L", CLI_TEXT, AT(layer),
      "MoE layer: its number, 'encoder.1' where a model has two stacks, or the prefix of its tensor names", NULL, 0, 0,
      0},
-    {"input", "FILE", CLI_TEXT, AT(input), "safetensors file with tensor x [T, H] or [S, T, H], BF16 or F32", NULL, 0,
-     0, 0},
+    {"input", "FILE", CLI_TEXT, AT(input),
+     "safetensors file with tensor x [T, H], or [S, T, H] for S sequences, BF16 or F32; and token_ids [T] or [S, T], "
+     "I32 or I64, where the layer routes by them",
+     NULL, 0, 0, 0},
     {"output", "FILE", CLI_TEXT, AT(output),
      "safetensors file to write: y [T, H] F32, s [T, L] F32 (expert sum before norm and up projection), topk_ids [T, "
-     "k] I32, topk_weights [T, k] F32",
+     "k] I32, topk_weights [T, k] F32; with a capacity kept [T] I32, how many of a token's experts took it",
      NULL, 0, 0, 0},
     {"device", "cpu|cuda:N", CLI_TEXT, AT(device), "where to compute; this build has the CPU (default)", NULL, 0, 0, 0},
     {"ranks", "N", CLI_NUMBER, AT(ranks),
@@ -49,6 +52,11 @@ static const cli_option options[] = {
     {"compute", "bf16|f32|int8", CLI_CHOICE, AT(compute),
      "bf16 (default): inputs of products rounded to BF16, sums F32; f32: no rounding; int8 is not in this version",
      compute_names, 0, 0, 0},
+    {"capacity", "none|config", CLI_CHOICE, AT(capacity),
+     "none (default): every token is computed; config: experts drop tokens as the model's policy says, counted for "
+     "each "
+     "sequence",
+     capacity_names, 0, 0, 0},
     {"policy", "KEY=VALUE", CLI_LIST, AT(policy),
      "override a field of the routing policy for this run; may be repeated", NULL, 0, 0, 0},
     {"threads", "N", CLI_NUMBER, AT(threads),
@@ -131,7 +139,9 @@ static moepack_status prepare(run_state *run, moepack_error *error)
     if (status == MOEPACK_OK) status = moepack_kernels_name(run->kernels_asked, &run->kernels, error);
     if (status == MOEPACK_OK) status = run_input_open(args->input, run->policy.hidden, &run->input, error);
     if (status == MOEPACK_OK)
-        status = run_result_create(run->input.tokens, &run->policy, run->ranks > 1, &run->result, error);
+        status = run_result_create(run->input.tokens, &run->policy, run->ranks > 1, args->capacity != 0, &run->result,
+                                   error);
+    if (status == MOEPACK_OK && run->policy.token_ids) status = run_input_token_ids(&run->input, error);
     if (status == MOEPACK_OK)
         status = moepack_placement_create(run->pack, args->placement, run->ranks, &run->placement, error);
     moepack_plan_options_init(&plan_options);
@@ -179,7 +189,13 @@ static float *offset_or_null(float *rows, uint64_t count)
     return rows != NULL ? rows + count : NULL;
 }
 
-/* Tokens [first, first + count). */
+/* Tokens of a sequence: the second dimension of x where it has three, else all. */
+static uint64_t sequence_length(const run_input *input)
+{
+    return input->lead_rank == 2 ? input->lead[1] : input->tokens;
+}
+
+/* Tokens [first, first + count): whole sequences where a capacity counts them. */
 static moepack_status compute_rows(run_state *run, uint64_t first, uint64_t count, void *raw, float *x,
                                    moepack_error *error)
 {
@@ -191,11 +207,15 @@ static moepack_status compute_rows(run_state *run, uint64_t first, uint64_t coun
     layer_options.kernels = run->kernels_asked;
     layer_options.policy = run->args->policy.count > 0 ? &run->policy : NULL;
     layer_options.partial = run->ranks > 1;
+    layer_options.token_ids = run->input.token_ids != NULL ? run->input.token_ids + first : NULL;
+    layer_options.capacity = r->kept != NULL;
+    if (r->kept != NULL && count > 0) layer_options.sequences = (size_t)(count / sequence_length(&run->input));
     moepack_layer_output output = {
         .y = offset_or_null(r->y, first * r->hidden),
         .s = r->s + first * r->expert_input,
         .topk_ids = r->topk_ids + first * r->top_k,
         .topk_weights = r->topk_weights + first * r->top_k,
+        .kept = r->kept != NULL ? r->kept + first : NULL,
     };
     moepack_status status = run_input_read(&run->input, first, count, raw, x, error);
     double started = cli_seconds();
@@ -214,6 +234,9 @@ static moepack_status compute(run_state *run, moepack_error *error)
      * portion cheap. */
     const uint64_t row = run->input.hidden * 4;
     uint64_t portion = run->input.tokens < 2048 ? run->input.tokens : 2048;
+    const uint64_t sequence = sequence_length(&run->input);
+    if (run->result.kept != NULL && sequence > 0)
+        portion = portion > sequence ? portion / sequence * sequence : sequence;
     void *raw = malloc((size_t)(portion * row) + 1);
     float *x = malloc((size_t)(portion * row) + sizeof *x);
     moepack_status status = MOEPACK_OK;
@@ -236,8 +259,31 @@ static moepack_status compute(run_state *run, moepack_error *error)
 
 /* ------------------------------------------------------------------------------------------------- report */
 
+/* Pairs of token and expert that the capacity left out. */
+static uint64_t dropped(const run_state *run)
+{
+    uint64_t count = 0;
+    for (uint64_t t = 0; run->result.kept != NULL && t < run->result.tokens; t++)
+        count += run->result.top_k - (uint64_t)run->result.kept[t];
+    return count;
+}
+
+/* The capacity in force, as the policy names it. */
+static const char *capacity_text(const run_state *run, char buf[120])
+{
+    const moepack_policy *p = &run->policy;
+    if (run->args->capacity == 0 || p->capacity == MOEPACK_CAPACITY_NONE)
+        snprintf(buf, 120, "none");
+    else if (p->capacity == MOEPACK_CAPACITY_PER_SEQUENCE)
+        snprintf(buf, 120, "per_sequence %llu", (ull)p->capacity_tokens);
+    else
+        snprintf(buf, 120, "factor %g, at least %llu", p->capacity_factor, (ull)p->capacity_min);
+    return buf;
+}
+
 static json_t *report_json(const run_state *run)
 {
+    char text[120];
     const moepack_load_report *loaded = &run->loaded;
     json_t *object =
         json_pack("{s:o, s:o, s:o, s:o, s:o, s:s, s:o}", "bytes_wanted", cli_json_u64(loaded->bytes_wanted),
@@ -254,13 +300,17 @@ static json_t *report_json(const run_state *run)
                   "compute", compute_names[run->args->compute]);
     if (object != NULL && more != NULL) json_object_update(object, more);
     json_decref(more);
+    if (object != NULL) {
+        json_object_set_new(object, "capacity", json_string(capacity_text(run, text)));
+        json_object_set_new(object, "dropped", cli_json_u64(dropped(run)));
+    }
     return object;
 }
 
 static void print_report(const run_state *run)
 {
     const moepack_load_report *loaded = &run->loaded;
-    char a[CLI_SIZE_TEXT], b[CLI_SIZE_TEXT], c[CLI_SIZE_TEXT];
+    char a[CLI_SIZE_TEXT], b[CLI_SIZE_TEXT], c[CLI_SIZE_TEXT], text[120];
     printf("layer %s", run->label);
     if (run->ranks > 1) printf(", rank %llu of %u", (ull)run->args->rank, run->ranks);
     printf(": %llu tokens to %s\n", (ull)run->input.tokens, run->args->output);
@@ -273,6 +323,9 @@ static void print_report(const run_state *run)
     printf("  load      %.3f s", loaded->seconds);
     if (loaded->seconds > 0)
         printf(", %s/s", cli_size_short((uint64_t)((double)loaded->bytes_wanted / loaded->seconds), a));
+    if (run->result.kept != NULL)
+        printf("\n  capacity  %s: %llu of %llu assignments dropped", capacity_text(run, text), (ull)dropped(run),
+               (ull)(run->result.tokens * run->result.top_k));
     printf("\n  compute   %.3f s, %s, %s kernels, %u threads\n", run->compute_seconds,
            compute_names[run->args->compute], run->kernels, run->threads);
 }

@@ -101,8 +101,43 @@ moepack_status run_input_open(const char *path, uint64_t hidden, run_input *out,
     return status;
 }
 
+moepack_status run_input_token_ids(run_input *input, moepack_error *error)
+{
+    static const char name[] = "token_ids";
+    moepack_safetensors_tensor t;
+    const size_t at = moepack_safetensors_find(input->file, name);
+    if (at == SIZE_MAX)
+        return fail(error, MOEPACK_E_INCOMPLETE, input->path, name, "the layer routes by token ids: no such tensor");
+    moepack_safetensors_get(input->file, at, &t);
+    if (t.dtype != MOEPACK_DTYPE_I32 && t.dtype != MOEPACK_DTYPE_I64)
+        return fail(error, MOEPACK_E_UNSUPPORTED, input->path, name, "dtype is %s, not I32 or I64",
+                    moepack_dtype_name(t.dtype));
+    uint64_t count = 1;
+    for (uint32_t i = 0; i < t.rank; i++)
+        if (__builtin_mul_overflow(count, t.dims[i], &count)) count = UINT64_MAX;
+    if (count != input->tokens)
+        return fail(error, MOEPACK_E_USAGE, input->path, name, "has %llu elements for %llu tokens", (ull)count,
+                    (ull)input->tokens);
+    const size_t width = t.dtype == MOEPACK_DTYPE_I64 ? 8 : 4;
+    uint8_t *raw = malloc((size_t)count * width + 1);
+    input->token_ids = malloc((size_t)count * sizeof *input->token_ids + 1);
+    moepack_status status = raw != NULL && input->token_ids != NULL
+                                ? moepack_safetensors_read(input->file, at, 0, raw, (size_t)count * width, error)
+                                : fail(error, MOEPACK_E_REFUSED, input->path, name, "out of memory");
+    for (uint64_t i = 0; status == MOEPACK_OK && i < count; i++) {
+        uint64_t id = 0;
+        for (size_t b = 0; b < width; b++) id |= (uint64_t)raw[i * width + b] << (8 * b);
+        /* What no I32 holds is past every table: -1 says so, too. */
+        input->token_ids[i] = id <= INT32_MAX ? (int32_t)id : -1;
+    }
+    free(raw);
+    return status;
+}
+
 void run_input_close(run_input *input)
 {
+    free(input->token_ids);
+    input->token_ids = NULL;
     moepack_safetensors_close(input->file);
     input->file = NULL;
 }
@@ -142,8 +177,8 @@ static void *rows(uint64_t tokens, uint64_t width)
     return calloc((size_t)bytes / 4 + 1, 4);
 }
 
-moepack_status run_result_create(uint64_t tokens, const moepack_policy *policy, bool partial, run_result *out,
-                                 moepack_error *error)
+moepack_status run_result_create(uint64_t tokens, const moepack_policy *policy, bool partial, bool kept,
+                                 run_result *out, moepack_error *error)
 {
     *out = (run_result){
         .tokens = tokens, .hidden = policy->hidden, .expert_input = policy->expert_input, .top_k = policy->top_k};
@@ -151,7 +186,9 @@ moepack_status run_result_create(uint64_t tokens, const moepack_policy *policy, 
     out->s = rows(tokens, out->expert_input);
     out->topk_ids = rows(tokens, out->top_k);
     out->topk_weights = rows(tokens, out->top_k);
-    if ((out->y != NULL || partial) && out->s != NULL && out->topk_ids != NULL && out->topk_weights != NULL)
+    if (kept) out->kept = rows(tokens, 1);
+    if ((out->kept != NULL || !kept) && (out->y != NULL || partial) && out->s != NULL && out->topk_ids != NULL &&
+        out->topk_weights != NULL)
         return MOEPACK_OK;
     run_result_free(out);
     return fail(error, MOEPACK_E_REFUSED, "", "", "not enough memory for the results of %llu tokens", (ull)tokens);
@@ -163,17 +200,19 @@ void run_result_free(run_result *result)
     free(result->s);
     free(result->topk_ids);
     free(result->topk_weights);
+    free(result->kept);
     *result = (run_result){0};
 }
 
 /* ------------------------------------------------------------------------------------------------- output */
 
-/* One tensor of the output file: [the input's leading dims, width]. */
+/* One tensor of the output file: [the input's leading dims, width], or without the width, which is 1 then. */
 typedef struct output_tensor {
     const char *name;
     moepack_dtype dtype;
     uint64_t width;
     const void *data;
+    bool flat;
 } output_tensor;
 
 static moepack_status declare(moepack_safetensors_writer *writer, const run_input *input, const output_tensor *tensor,
@@ -182,7 +221,8 @@ static moepack_status declare(moepack_safetensors_writer *writer, const run_inpu
     uint64_t dims[3] = {0};
     for (uint32_t i = 0; i < input->lead_rank; i++) dims[i] = input->lead[i];
     dims[input->lead_rank] = tensor->width;
-    return moepack_safetensors_add(writer, tensor->name, tensor->dtype, input->lead_rank + 1, dims, error);
+    const uint32_t rank = tensor->flat ? input->lead_rank : input->lead_rank + 1;
+    return moepack_safetensors_add(writer, tensor->name, tensor->dtype, rank, dims, error);
 }
 
 /* 32-bit values to the file's little-endian order, a buffer at a time. */
@@ -258,10 +298,11 @@ moepack_status run_write(const char *path, bool overwrite, const run_input *inpu
                          moepack_error *error)
 {
     const output_tensor tensors[] = {
-        {"y", MOEPACK_DTYPE_F32, result->hidden, result->y},
-        {"s", MOEPACK_DTYPE_F32, result->expert_input, result->s},
-        {"topk_ids", MOEPACK_DTYPE_I32, result->top_k, result->topk_ids},
-        {"topk_weights", MOEPACK_DTYPE_F32, result->top_k, result->topk_weights},
+        {"y", MOEPACK_DTYPE_F32, result->hidden, result->y, false},
+        {"s", MOEPACK_DTYPE_F32, result->expert_input, result->s, false},
+        {"topk_ids", MOEPACK_DTYPE_I32, result->top_k, result->topk_ids, false},
+        {"topk_weights", MOEPACK_DTYPE_F32, result->top_k, result->topk_weights, false},
+        {"kept", MOEPACK_DTYPE_I32, 1, result->kept, true},
     };
     const size_t count = sizeof tensors / sizeof tensors[0];
     moepack_safetensors_writer *writer = NULL;

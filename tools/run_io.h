@@ -18,10 +18,13 @@ typedef struct run_input {
     uint32_t lead_rank;  /* dims of x without the last */
     uint64_t lead[2];
     uint64_t tokens, hidden;
+    int32_t *token_ids; /* [tokens] of the tensor of that name, read with run_input_token_ids; NULL: not read */
 } run_input;
 
 moepack_status run_input_open(const char *path, uint64_t hidden, run_input *out, moepack_error *error);
 void run_input_close(run_input *input);
+/* Reads tensor token_ids, I32 or I64, one for each token of x. INCOMPLETE where the file has none. */
+moepack_status run_input_token_ids(run_input *input, moepack_error *error);
 /* Rows [first, first + count) as F32; `raw` has room for count x hidden x 4 bytes. */
 moepack_status run_input_read(const run_input *input, uint64_t first, uint64_t count, void *raw, float *x,
                               moepack_error *error);
@@ -30,11 +33,12 @@ moepack_status run_input_read(const run_input *input, uint64_t first, uint64_t c
 typedef struct run_result {
     float *y, *s, *topk_weights; /* y NULL: partial */
     int32_t *topk_ids;
+    int32_t *kept; /* slots within the capacity; NULL: no capacity was asked for */
     uint64_t tokens, hidden, expert_input, top_k;
 } run_result;
 
-moepack_status run_result_create(uint64_t tokens, const moepack_policy *policy, bool partial, run_result *out,
-                                 moepack_error *error);
+moepack_status run_result_create(uint64_t tokens, const moepack_policy *policy, bool partial, bool kept,
+                                 run_result *out, moepack_error *error);
 void run_result_free(run_result *result);
 
 /* Whether the output can be written, as far as that shows without creating anything: asked before weights are read, so

@@ -199,8 +199,9 @@ typedef enum moepack_activation {
     MOEPACK_ACT_SILU = 2,
     MOEPACK_ACT_SILU_CLAMPED = 3,
     MOEPACK_ACT_SWIGLU_OAI = 4,
-    MOEPACK_ACT_GELU = 5,
-    MOEPACK_ACT_SITU = 6
+    MOEPACK_ACT_GELU = 5, /* by the error function */
+    MOEPACK_ACT_SITU = 6,
+    MOEPACK_ACT_GELU_TANH = 7 /* the approximation by tanh */
 } moepack_activation;
 typedef enum moepack_scale_when {
     MOEPACK_SCALE_ALWAYS = 0,

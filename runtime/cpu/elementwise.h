@@ -33,31 +33,117 @@ MPK_INLINE void mpk_body_accumulate(float weight, const float *restrict o, float
         for (size_t j = 0; j < MPK_LANES; j++) s[i + j] = __builtin_fmaf(weight, o[i + j], s[i + j]);
 }
 
+MPK_INLINE void mpk_body_sqrt_softplus(const float *restrict x, float *restrict out, size_t n)
+{
+    for (size_t i = 0; i < n; i += MPK_LANES)
+        for (size_t j = 0; j < MPK_LANES; j++) out[i + j] = mpk_sqrt_softplus(x[i + j]);
+}
+
+MPK_INLINE void mpk_body_scale(float weight, const float *x, float *out, size_t n)
+{
+    for (size_t i = 0; i < n; i += MPK_LANES)
+        for (size_t j = 0; j < MPK_LANES; j++) out[i + j] = weight * x[i + j];
+}
+
+MPK_INLINE void mpk_body_add(const float *restrict b, float *restrict y, size_t n)
+{
+    for (size_t i = 0; i < n; i += MPK_LANES)
+        for (size_t j = 0; j < MPK_LANES; j++) y[i + j] = y[i + j] + b[i + j];
+}
+
+/* One loop for each activation, with the expression RESULT of g (the activated branch) and u: gated, or alone. */
+#define MPK_LOOP(RESULT)                                 \
+    for (size_t i = 0; i < n; i += MPK_LANES)            \
+        for (size_t j = 0; j < MPK_LANES; j++) {         \
+            const float g = gate[i + j], u = up[i + j];  \
+            (void)u; /* not every expression has both */ \
+            out[i + j] = (RESULT);                       \
+        }                                                \
+    return
+
+MPK_INLINE float mpk_relu(float v)
+{
+    return v < 0.0f ? 0.0f : v;
+}
+
+MPK_INLINE float mpk_at_most(float v, float limit)
+{
+    return v > limit ? limit : v;
+}
+
+MPK_INLINE float mpk_clamp(float v, float limit)
+{
+    return mpk_at_most(v < -limit ? -limit : v, limit);
+}
+
+MPK_INLINE float mpk_swiglu_oai(float g, float u, float alpha)
+{
+    return (g * mpk_sigmoid(alpha * g)) * (u + 1.0f);
+}
+
+/* Without a gate, the activation of `gate` alone; `up` is not read. */
+MPK_INLINE void mpk_body_activate_alone(moepack_activation kind, const float *restrict gate, float *restrict out,
+                                        size_t n)
+{
+    const float *up = gate;
+    switch (kind) {
+    case MOEPACK_ACT_RELU:
+        MPK_LOOP(mpk_relu(g));
+    case MOEPACK_ACT_RELU2:
+        MPK_LOOP(mpk_relu(g) * mpk_relu(g));
+    case MOEPACK_ACT_GELU:
+        MPK_LOOP(mpk_gelu(g));
+    case MOEPACK_ACT_GELU_TANH:
+        MPK_LOOP(mpk_gelu_tanh(g));
+    default: /* SILU: layer_check.c lets nothing else through */
+        MPK_LOOP(g * mpk_sigmoid(g));
+    }
+}
+
+MPK_INLINE void mpk_body_activate_clamped(const mpk_activation_params *params, const float *restrict gate,
+                                          const float *restrict up, float *restrict out, size_t n)
+{
+    const float alpha = params->alpha, limit = params->limit > 0.0f ? params->limit : mpk_float(0x7f800000u);
+    if (params->kind == MOEPACK_ACT_SWIGLU_OAI) {
+        MPK_LOOP(mpk_swiglu_oai(mpk_at_most(g, limit), mpk_clamp(u, limit), alpha));
+    } else {
+        MPK_LOOP((mpk_at_most(g, limit) * mpk_sigmoid(mpk_at_most(g, limit))) * mpk_clamp(u, limit));
+    }
+}
+
 MPK_INLINE void mpk_body_activate(const mpk_activation_params *params, const float *restrict gate,
                                   const float *restrict up, float *restrict out, size_t n)
 {
     const float beta = params->beta, linear = params->linear_beta;
-    if (params->kind == MOEPACK_ACT_SILU) {
-        for (size_t i = 0; i < n; i += MPK_LANES)
-            for (size_t j = 0; j < MPK_LANES; j++) {
-                float g = gate[i + j];
-                out[i + j] = (g * mpk_sigmoid(g)) * up[i + j];
-            }
-    } else if (linear == 0.0f) {
-        for (size_t i = 0; i < n; i += MPK_LANES)
-            for (size_t j = 0; j < MPK_LANES; j++) {
-                float g = gate[i + j];
-                out[i + j] = ((beta * mpk_tanh(g / beta)) * mpk_sigmoid(g)) * up[i + j];
-            }
-    } else {
-        for (size_t i = 0; i < n; i += MPK_LANES)
-            for (size_t j = 0; j < MPK_LANES; j++) {
-                float g = gate[i + j];
-                float bounded = (beta * mpk_tanh(g / beta)) * mpk_sigmoid(g);
-                out[i + j] = bounded * (linear * mpk_tanh(up[i + j] / linear));
-            }
+    if (up == NULL) {
+        mpk_body_activate_alone(params->kind, gate, out, n);
+        return;
+    }
+    switch (params->kind) {
+    case MOEPACK_ACT_RELU:
+        MPK_LOOP(mpk_relu(g) * u);
+    case MOEPACK_ACT_RELU2:
+        MPK_LOOP((mpk_relu(g) * mpk_relu(g)) * u);
+    case MOEPACK_ACT_SILU:
+        MPK_LOOP((g * mpk_sigmoid(g)) * u);
+    case MOEPACK_ACT_GELU:
+        MPK_LOOP(mpk_gelu(g) * u);
+    case MOEPACK_ACT_GELU_TANH:
+        MPK_LOOP(mpk_gelu_tanh(g) * u);
+    case MOEPACK_ACT_SILU_CLAMPED:
+    case MOEPACK_ACT_SWIGLU_OAI:
+        mpk_body_activate_clamped(params, gate, up, out, n);
+        return;
+    default: /* SITU */
+        if (linear == 0.0f) {
+            MPK_LOOP(((beta * mpk_tanh(g / beta)) * mpk_sigmoid(g)) * u);
+        } else {
+            MPK_LOOP(((beta * mpk_tanh(g / beta)) * mpk_sigmoid(g)) * (linear * mpk_tanh(u / linear)));
+        }
     }
 }
+
+#undef MPK_LOOP
 
 /* RMSNorm of s [n]; s is zero from n up to a multiple of 32. Blocks of 32 squares are chained by FMA, sixteen blocks
  * side by side because one chain waits for itself. */
@@ -154,6 +240,18 @@ MPK_INLINE void mpk_body_quantize(const float *restrict x, mpk_fix16_block *rest
     {                                                                                                              \
         mpk_body_exp_minus(x, shift, out, n);                                                                      \
     }                                                                                                              \
+    TARGET static void NAME##_sqrt_softplus(const float *x, float *out, size_t n)                                  \
+    {                                                                                                              \
+        mpk_body_sqrt_softplus(x, out, n);                                                                         \
+    }                                                                                                              \
+    TARGET static void NAME##_scale(float weight, const float *x, float *out, size_t n)                            \
+    {                                                                                                              \
+        mpk_body_scale(weight, x, out, n);                                                                         \
+    }                                                                                                              \
+    TARGET static void NAME##_add(const float *b, float *y, size_t n)                                              \
+    {                                                                                                              \
+        mpk_body_add(b, y, n);                                                                                     \
+    }                                                                                                              \
     TARGET static void NAME##_accumulate(float weight, const float *o, float *s, size_t n)                         \
     {                                                                                                              \
         mpk_body_accumulate(weight, o, s, n);                                                                      \
@@ -173,8 +271,9 @@ MPK_INLINE void mpk_body_quantize(const float *restrict x, mpk_fix16_block *rest
     }
 
 /* The fields of the kernel table that MPK_DEFINE_ELEMENTWISE fills. */
-#define MPK_ELEMENTWISE_FIELDS(NAME)                                                           \
-    .quantize = NAME##_quantize, .round_bf16 = NAME##_round_bf16, .activate = NAME##_activate, \
-    .sigmoid = NAME##_sigmoid, .exp_minus = NAME##_exp_minus, .accumulate = NAME##_accumulate, .norm = NAME##_norm
+#define MPK_ELEMENTWISE_FIELDS(NAME)                                                                            \
+    .quantize = NAME##_quantize, .round_bf16 = NAME##_round_bf16, .activate = NAME##_activate,                  \
+    .sigmoid = NAME##_sigmoid, .sqrt_softplus = NAME##_sqrt_softplus, .scale = NAME##_scale, .add = NAME##_add, \
+    .exp_minus = NAME##_exp_minus, .accumulate = NAME##_accumulate, .norm = NAME##_norm
 
 #endif

@@ -43,11 +43,13 @@ typedef struct mpk_gemv {
     float *const *y; /* per token: 16 row_blocks floats, no alignment needed */
 } mpk_gemv;
 
-/* The gated activation of an expert or of the shared experts. */
+/* The activation of an expert or of the shared experts (spec/numerics.md section 6). */
 typedef struct mpk_activation_params {
-    moepack_activation kind; /* SITU or SILU */
-    float beta;              /* SITU */
-    float linear_beta;       /* SITU; 0: the up branch is not capped */
+    moepack_activation kind;
+    float beta;        /* SITU */
+    float linear_beta; /* SITU; 0: the up branch is not capped */
+    float alpha;       /* SWIGLU_OAI */
+    float limit;       /* SILU_CLAMPED, SWIGLU_OAI; 0: none */
 } mpk_activation_params;
 
 struct mpk_form_scales;
@@ -61,8 +63,13 @@ typedef struct mpk_kernels {
     void (*gemv_f32)(const mpk_gemv *op);
     void (*quantize)(const float *x, mpk_fix16_block *out, size_t blocks);
     void (*round_bf16)(const float *x, float *out, size_t n); /* x == out is fine */
+    /* out == gate is fine. up == NULL: not gated, the activation of `gate` alone (RELU, RELU2, SILU, GELU, GELU_TANH).
+     */
     void (*activate)(const mpk_activation_params *params, const float *gate, const float *up, float *out, size_t n);
     void (*sigmoid)(const float *x, float *out, size_t n);
+    void (*sqrt_softplus)(const float *x, float *out, size_t n);
+    void (*scale)(float weight, const float *x, float *out, size_t n);    /* out = weight x; x == out is fine */
+    void (*add)(const float *b, float *y, size_t n);                      /* y = y + b */
     void (*exp_minus)(const float *x, float shift, float *out, size_t n); /* e^(x - shift) */
     void (*accumulate)(float weight, const float *o, float *s, size_t n); /* s = fma(weight, o, s) */
     void (*norm)(const float *s, const float *weight, float eps, float *out,

@@ -174,6 +174,11 @@ typedef struct moepack_layer_options {
     bool partial; /* s of the experts this rank computes (first listed in the placement); y is not written */
     const float *router_bias; /* [E] in place of the container's selection bias; NULL: the container's. Without effect
                                * where the policy has none (select = score) */
+    const int32_t *token_ids; /* [T], for policies with token_ids = yes; an id past the layer's table is USAGE */
+    size_t sequences;         /* x is that many sequences of equal length, one behind the other; 0: one. Only counts
+                               * for the capacity */
+    bool capacity; /* moepack_layer_run drops what exceeds the policy's capacity (spec/numerics.md 5.7); default: every
+                    * token is computed. The calls that do a part of the layer refuse it (USAGE) */
 } moepack_layer_options;
 
 /* Caller-owned results; any may be NULL. k and L come from the policy (L = expert_input). */
@@ -182,6 +187,7 @@ typedef struct moepack_layer_output {
     float *s;            /* [T, L] weighted sum of the experts, before norm and up projection */
     int32_t *topk_ids;   /* [T, k] slot order: choice descending, id ascending */
     float *topk_weights; /* [T, k] */
+    int32_t *kept;       /* [T] how many of a token's slots were within the capacity: k where none is in force */
 } moepack_layer_output;
 
 MOEPACK_API void moepack_layer_options_init(moepack_layer_options *options);
@@ -292,7 +298,7 @@ MOEPACK_API moepack_status moepack_residency_run(moepack_residency *residency, u
 
 /* Caller-owned results; any may be NULL. */
 typedef struct moepack_router_output {
-    float *scores;       /* [T, E] unbiased scores */
+    float *scores;       /* [T, E] unbiased scores; logits where the function applies to the selected alone */
     int32_t *topk_ids;   /* [T, k] slot order, as moepack_layer_run gives them, bit for bit */
     float *topk_weights; /* [T, k] */
 } moepack_router_output;

@@ -44,11 +44,29 @@ static float single_tanh(float x)
     return mpk_tanh(x);
 }
 
+static float single_sqrt_softplus(float x)
+{
+    return mpk_sqrt_softplus(x);
+}
+static float single_erf(float x)
+{
+    return mpk_erf(x);
+}
+
+static double exact_sqrt_softplus(double x)
+{
+    return sqrt((x > 0 ? x : 0) + log1p(exp(-fabs(x))));
+}
+
 static const struct function {
     const char *name;
     single_function *single;
     exact_function *exact;
-} functions[] = {{"exp", single_exp, exp}, {"sigmoid", single_sigmoid, exact_sigmoid}, {"tanh", single_tanh, tanh}};
+} functions[] = {{"exp", single_exp, exp},
+                 {"sigmoid", single_sigmoid, exact_sigmoid},
+                 {"tanh", single_tanh, tanh},
+                 {"sqrt_softplus", single_sqrt_softplus, exact_sqrt_softplus},
+                 {"erf", single_erf, erf}};
 
 #define FUNCTIONS (sizeof functions / sizeof functions[0])
 
@@ -76,6 +94,8 @@ static void test_error_bounds(void **state)
             check(&functions[i], bits, &worst, &where);
             check(&functions[i], bits | 0x80000000u, &worst, &where);
         }
+        for (uint32_t bits = mpk_bits(0.98f); bits < mpk_bits(1.02f); bits += near)
+            check(&functions[i], bits, &worst, &where);
         for (uint32_t bits = mpk_bits(80.0f); bits < mpk_bits(106.0f); bits += near) {
             check(&functions[i], bits, &worst, &where);
             check(&functions[i], bits | 0x80000000u, &worst, &where);
@@ -113,6 +133,15 @@ static void test_special_values(void **state)
     same(mpk_tanh(-infinity), 0xbf800000);
     same(mpk_tanh(mpk_float(1)), 1);
     assert_true(isnan(mpk_tanh(nan)));
+    same(mpk_sqrt_softplus(infinity), 0x7f800000);
+    same(mpk_sqrt_softplus(-infinity), 0);
+    assert_true(mpk_sqrt_softplus(-100.0f) > 0.0f);
+    assert_true(isnan(mpk_sqrt_softplus(nan)));
+    same(mpk_erf(0.0f), 0);
+    same(mpk_erf(-0.0f), 0x80000000);
+    same(mpk_erf(infinity), 0x3f800000);
+    same(mpk_erf(-infinity), 0xbf800000);
+    assert_true(isnan(mpk_erf(nan)));
 }
 
 /* Every result of the rounding for every upper half and the lower halves around the tie. */

@@ -108,7 +108,8 @@ static fixed_layer *make_layer(void)
         l->expert[e][0] = matrix(&r, MOEPACK_ENC_E2M1, INNER, INPUT);
         l->expert[e][1] = matrix(&r, MOEPACK_ENC_E2M1, INNER, INPUT);
         l->expert[e][2] = matrix(&r, MOEPACK_ENC_E2M1, INPUT, INNER);
-        l->experts[e] = (mpk_expert_view){l->expert[e][0].view, l->expert[e][1].view, l->expert[e][2].view};
+        l->experts[e] =
+            (mpk_expert_view){.gate = l->expert[e][0].view, .up = l->expert[e][1].view, .down = l->expert[e][2].view};
         l->present[e] = 1;
         l->bias[e] = small_number(&r) / 16.0f;
     }

@@ -299,19 +299,25 @@ static void test_elementwise(void **state)
 {
     (void)state;
     enum {
-        N = 160
+        N = 160,
+        ACTIVATIONS = 8,
+        OUTPUTS = 7 + 2 * ACTIVATIONS
     };
     size_t count;
     const test_family *families = test_families(&count);
     test_random r = {7};
     for (int round = 0; round < 200; round++) {
-        float a[N], b[N], expected[7][N], got[7][N];
+        float a[N], b[N], expected[OUTPUTS][N], got[OUTPUTS][N];
         for (size_t i = 0; i < N; i++) {
             a[i] = special(&r);
             b[i] = special(&r);
         }
-        const mpk_activation_params params[3] = {
-            {MOEPACK_ACT_SITU, 4.0f, 25.0f}, {MOEPACK_ACT_SITU, 1.5f, 0.0f}, {MOEPACK_ACT_SILU, 0.0f, 0.0f}};
+        mpk_activation_params params[ACTIVATIONS];
+        for (unsigned p = 0; p < ACTIVATIONS; p++) {
+            const bool second = round % 2 == 1;
+            params[p] = (mpk_activation_params){(moepack_activation)p, second ? 1.5f : 4.0f, second ? 0.0f : 25.0f,
+                                                1.702f, second ? 0.0f : 7.0f};
+        }
         for (size_t f = 0; f < count; f++) {
             const mpk_kernels *k = families[f].kernels;
             float(*out)[N] = f == 0 ? expected : got;
@@ -320,8 +326,15 @@ static void test_elementwise(void **state)
             k->exp_minus(a, 3.5f, out[2], N);
             memcpy(out[3], b, sizeof b);
             k->accumulate(0.3f, a, out[3], N);
-            for (size_t p = 0; p < 3; p++) k->activate(&params[p], a, b, out[4 + p], N);
-            for (size_t o = 0; f > 0 && o < 7; o++)
+            k->sqrt_softplus(a, out[4], N);
+            k->scale(0.3f, a, out[5], N);
+            memcpy(out[6], b, sizeof b);
+            k->add(a, out[6], N);
+            for (size_t p = 0; p < ACTIVATIONS; p++) {
+                k->activate(&params[p], a, b, out[7 + 2 * p], N);
+                k->activate(&params[p], a, NULL, out[8 + 2 * p], N);
+            }
+            for (size_t o = 0; f > 0 && o < OUTPUTS; o++)
                 for (size_t i = 0; i < N; i++)
                     if (!(isnan(got[o][i]) && isnan(expected[o][i])))
                         test_same_bits(&got[o][i], &expected[o][i], 1, k->name);

@@ -85,7 +85,8 @@ static layer make_layer(const geometry *g, uint64_t seed)
         l.expert[e][0] = test_matrix_random(&r, g->expert_encoding, g->inner, g->input, 2 * in);
         l.expert[e][1] = test_matrix_random(&r, g->expert_encoding, g->inner, g->input, in);
         l.expert[e][2] = test_matrix_random(&r, g->expert_encoding, g->input, g->inner, inner);
-        l.experts[e] = (mpk_expert_view){l.expert[e][0].view, l.expert[e][1].view, l.expert[e][2].view};
+        l.experts[e] =
+            (mpk_expert_view){.gate = l.expert[e][0].view, .up = l.expert[e][1].view, .down = l.expert[e][2].view};
         l.present[e] = 1;
         l.bias[e] = (float)test_normal(&r) * 0.05f;
     }
@@ -151,7 +152,7 @@ static result run(const layer *l, const float *x, size_t tokens, const mpk_layer
                   .weights = test_alloc(tokens * p->top_k * 4),
                   .ids = test_alloc(tokens * p->top_k * 4)};
     moepack_error error = {0};
-    const mpk_layer_output output = {out.y, out.s, out.ids, out.weights};
+    const mpk_layer_output output = {out.y, out.s, out.ids, out.weights, NULL};
     if (mpk_layer_run(&l->view, x, tokens, options, output, &error) != MOEPACK_OK) fail_msg("%s", error.message);
     return out;
 }
@@ -414,7 +415,8 @@ static void test_ranks_add_up(void **state)
             l.present[e] = e % 3 == rank;
             memset(&l.experts[e], 0, sizeof l.experts[e]); /* absent experts must not be looked at */
             if (l.present[e])
-                l.experts[e] = (mpk_expert_view){l.expert[e][0].view, l.expert[e][1].view, l.expert[e][2].view};
+                l.experts[e] = (mpk_expert_view){
+                    .gate = l.expert[e][0].view, .up = l.expert[e][1].view, .down = l.expert[e][2].view};
         }
         result part = run(&l, x, tokens, NULL, false);
         assert_memory_equal(part.ids, full.ids, tokens * g->k * 4);
@@ -476,16 +478,25 @@ static void test_refusals(void **state)
     layer l = make_layer(&geometries[0], 15);
     const mpk_layer_view good = l.view;
     l.view.policy.score = MOEPACK_SCORE_SPARSEMIXER;
-    expect(&l, MOEPACK_E_UNSUPPORTED, "score = sparsemixer");
+    expect(&l, MOEPACK_E_UNSUPPORTED, "select = biased and score = sparsemixer");
     l.view = good;
-    l.view.policy.activation = MOEPACK_ACT_GELU;
-    expect(&l, MOEPACK_E_UNSUPPORTED, "activation = gelu");
+    l.view.policy.gated = 0;
+    expect(&l, MOEPACK_E_UNSUPPORTED, "gated = no");
     l.view = good;
     l.view.policy.act_limit = 7;
     expect(&l, MOEPACK_E_UNSUPPORTED, "act_limit = 7");
     l.view = good;
+    l.view.policy.token_ids = 1;
+    expect(&l, MOEPACK_E_UNSUPPORTED, "token_ids = yes");
+    l.view = good;
     l.view.policy.shared_gate = 1;
-    expect(&l, MOEPACK_E_UNSUPPORTED, "shared_gate = sigmoid");
+    expect(&l, MOEPACK_E_USAGE, "shared_router");
+    l.view = good;
+    l.view.policy.logit_bias = 1;
+    expect(&l, MOEPACK_E_USAGE, "logit_bias");
+    l.view = good;
+    l.view.policy.expert_bias = 1;
+    expect(&l, MOEPACK_E_USAGE, "gate bias");
     l.view = good;
     l.view.router.encoding = MOEPACK_ENC_E2M1;
     l.view.router.scales = l.expert[0][0].scales;

@@ -37,6 +37,14 @@ static void oracle_scores(const moepack_policy *p, uint32_t experts, const float
         for (uint32_t e = 0; e < experts; e++) score[e] = mpk_sigmoid(logits[e]);
         return;
     }
+    if (p->score == MOEPACK_SCORE_SQRT_SOFTPLUS) {
+        for (uint32_t e = 0; e < experts; e++) score[e] = mpk_sqrt_softplus(logits[e]);
+        return;
+    }
+    if (p->score != MOEPACK_SCORE_SOFTMAX) {
+        memcpy(score, logits, experts * sizeof *score);
+        return;
+    }
     float top = -INFINITY, sum = 0;
     for (uint32_t e = 0; e < experts; e++)
         if (logits[e] > top) top = logits[e];
@@ -66,29 +74,75 @@ static void oracle_mask(const moepack_policy *p, uint32_t experts, float *choice
             choice[order[i] * size + e] = p->group_mask == MOEPACK_MASK_ZERO ? 0.0f : -INFINITY;
 }
 
-static void oracle(const moepack_policy *p, uint32_t experts, const float *bias, const float *logits, uint32_t *ids,
-                   float *weights)
+/* The function over the selected alone. */
+static void oracle_selected(const moepack_policy *p, float *weights)
+{
+    float top = -INFINITY, sum = 0;
+    for (uint32_t i = 0; i < p->top_k; i++) {
+        if (p->score == MOEPACK_SCORE_SIGMOID_SELECTED) weights[i] = mpk_sigmoid(weights[i]);
+        if (weights[i] > top) top = weights[i];
+    }
+    if (p->score != MOEPACK_SCORE_SOFTMAX_SELECTED) return;
+    for (uint32_t i = 0; i < p->top_k; i++) sum += mpk_exp(weights[i] - top);
+    for (uint32_t i = 0; i < p->top_k; i++) weights[i] = mpk_exp(weights[i] - top) / sum;
+}
+
+/* A softmax for every slot, over the experts before which the slots so far come in the order, and which are near. */
+static void oracle_sparsemixer(const moepack_policy *p, uint32_t experts, const float *logits, uint32_t *ids,
+                               float *weights)
+{
+    pick(logits, experts, (uint32_t)p->top_k, ids);
+    for (uint32_t i = 0; i < p->top_k; i++) {
+        const float top = logits[ids[i]];
+        float sum = 0;
+        for (uint32_t e = 0; e < experts;) {
+            float block = 0;
+            for (uint32_t n = 0; n < 32 && e < experts; n++, e++) {
+                const float size = fabsf(logits[e]);
+                const bool taken = e != ids[i] && before(logits[e], e, top, ids[i]);
+                const bool far = (top - logits[e]) / (size < top ? top : size) > 2 * (float)p->sparsemixer_eps;
+                block += taken || far ? 0.0f : mpk_exp(logits[e] - top);
+            }
+            sum += block;
+        }
+        weights[i] = mpk_exp(top - top) / sum;
+    }
+}
+
+static void oracle_finish(const moepack_policy *p, float *weights)
+{
+    float sum = 0;
+    for (uint32_t i = 0; i < p->top_k; i++) sum += weights[i];
+    if (p->renormalize == MOEPACK_RENORM_SUM_EPS) sum += (float)p->renorm_eps;
+    const bool renormalized = p->renormalize != MOEPACK_RENORM_NONE && (p->top_k > 1 || p->renorm_k1);
+    for (uint32_t i = 0; i < p->top_k; i++) {
+        if (renormalized) weights[i] /= sum;
+        if (!renormalized || p->scale_when == MOEPACK_SCALE_ALWAYS) weights[i] *= (float)p->scale;
+    }
+}
+
+static void oracle(const moepack_policy *p, uint32_t experts, const mpk_router_input *in, uint32_t *ids, float *weights)
 {
     float score[MAX_EXPERTS], biased[MAX_EXPERTS], choice[MAX_EXPERTS];
     const uint32_t k = (uint32_t)p->top_k;
-    oracle_scores(p, experts, logits, score);
+    if (p->score == MOEPACK_SCORE_SPARSEMIXER) {
+        oracle_sparsemixer(p, experts, in->logits, ids, weights);
+        oracle_finish(p, weights);
+        return;
+    }
+    oracle_scores(p, experts, in->logits, score);
     for (uint32_t e = 0; e < experts; e++) {
-        biased[e] = score[e] + (bias != NULL ? bias[e] : 0.0f);
+        biased[e] = score[e] + (in->bias != NULL ? in->bias[e] : 0.0f);
         choice[e] = p->select == MOEPACK_SELECT_BIASED ? biased[e] : score[e];
     }
     oracle_mask(p, experts, choice);
     pick(choice, experts, k, ids);
-    float sum = 0;
     for (uint32_t i = 0; i < k; i++) {
+        if (p->select == MOEPACK_SELECT_TOKEN_TABLE) ids[i] = (uint32_t)in->chosen[i];
         weights[i] = p->weight_from == MOEPACK_WEIGHT_BIASED ? biased[ids[i]] : score[ids[i]];
-        sum += weights[i];
     }
-    if (p->renormalize == MOEPACK_RENORM_SUM_EPS) sum += (float)p->renorm_eps;
-    const bool renormalized = p->renormalize != MOEPACK_RENORM_NONE && (k > 1 || p->renorm_k1);
-    for (uint32_t i = 0; i < k; i++) {
-        if (renormalized) weights[i] /= sum;
-        if (!renormalized || p->scale_when == MOEPACK_SCALE_ALWAYS) weights[i] *= (float)p->scale;
-    }
+    oracle_selected(p, weights);
+    oracle_finish(p, weights);
 }
 
 static moepack_policy random_policy(test_random *r, uint32_t *experts)
@@ -100,8 +154,8 @@ static moepack_policy random_policy(test_random *r, uint32_t *experts)
     p.groups_kept = 1 + test_below(r, groups);
     p.top_k = 1 + test_below(r, *experts);
     if (test_below(r, 2) == 0 && p.top_k > 8) p.top_k = 8;
-    p.score = test_below(r, 2) ? MOEPACK_SCORE_SIGMOID : MOEPACK_SCORE_SOFTMAX;
-    p.select = test_below(r, 2) ? MOEPACK_SELECT_BIASED : MOEPACK_SELECT_SCORE;
+    p.score = test_below(r, 6);
+    p.select = test_below(r, 3);
     p.weight_from = test_below(r, 2);
     p.renormalize = test_below(r, 3);
     p.renorm_eps = test_below(r, 2) ? 1e-20 : 0.25;
@@ -110,6 +164,17 @@ static moepack_policy random_policy(test_random *r, uint32_t *experts)
     p.scale_when = test_below(r, 2);
     p.group_score = test_below(r, 2);
     p.group_mask = test_below(r, 2);
+    p.sparsemixer_eps = test_below(r, 2) ? 0.01 : 0.125;
+    if (p.score == MOEPACK_SCORE_SPARSEMIXER) { /* what goes together: mpk_layer_policy_supported */
+        p.select = MOEPACK_SELECT_SCORE;
+        p.weight_from = MOEPACK_WEIGHT_UNBIASED;
+        if (p.top_k > 40) p.top_k = 40; /* a softmax for each */
+    }
+    if (p.score == MOEPACK_SCORE_SPARSEMIXER || p.select == MOEPACK_SELECT_TOKEN_TABLE) p.groups = p.groups_kept = 1;
+    p.token_ids = p.select == MOEPACK_SELECT_TOKEN_TABLE;
+    p.gated = 1;
+    p.activation = MOEPACK_ACT_SILU;
+    assert_int_equal(mpk_layer_policy_supported(&p, NULL), MOEPACK_OK);
     return p;
 }
 
@@ -131,16 +196,17 @@ static void test_against_oracle(void **state)
         uint32_t experts, expected_ids[MAX_EXPERTS];
         const moepack_policy p = random_policy(&r, &experts);
         float logits[MAX_EXPERTS + 32] = {0}, bias[MAX_EXPERTS], expected[MAX_EXPERTS], weights[MAX_EXPERTS];
-        int32_t ids[MAX_EXPERTS];
+        int32_t ids[MAX_EXPERTS], row[MAX_EXPERTS];
         for (uint32_t e = 0; e < experts; e++) {
             logits[e] = random_value(&r);
             bias[e] = test_below(&r, 2) ? random_value(&r) * 0.125f : 0.0f;
         }
         const bool use_bias = p.select == MOEPACK_SELECT_BIASED || p.weight_from == MOEPACK_WEIGHT_BIASED;
-        oracle(&p, experts, use_bias ? bias : NULL, logits, expected_ids, expected);
+        for (uint32_t i = 0; i < p.top_k; i++) row[i] = (int32_t)test_below(&r, experts);
+        const mpk_router_input in = {logits, use_bias ? bias : NULL, row};
+        oracle(&p, experts, &in, expected_ids, expected);
         void *scratch = test_alloc(mpk_router_scratch_size(experts));
-        mpk_route(&p, experts, use_bias ? bias : NULL, logits, families[(size_t)round % count].kernels, scratch, ids,
-                  weights);
+        mpk_route(&p, experts, &in, families[(size_t)round % count].kernels, scratch, ids, weights);
         free(scratch);
         for (uint32_t i = 0; i < p.top_k; i++) {
             if ((uint32_t)ids[i] != expected_ids[i])
@@ -166,7 +232,7 @@ static void test_known_case(void **state)
     float logits[32] = {0, 0, 0, 0, 0}, bias[5] = {-1.0f, 0.0f, 0.5f, 0.0f, -0.25f}, weights[3];
     int32_t ids[3];
     void *scratch = test_alloc(mpk_router_scratch_size(5));
-    mpk_route(&p, 5, bias, logits, &mpk_kernels_scalar, scratch, ids, weights);
+    mpk_route(&p, 5, &(mpk_router_input){.logits = logits, .bias = bias}, &mpk_kernels_scalar, scratch, ids, weights);
     free(scratch);
     assert_int_equal(ids[0], 2);
     assert_int_equal(ids[1], 1);

@@ -151,7 +151,8 @@ static small_layer *make_layer(void)
         l->expert[i][0] = test_matrix_random(&r, MOEPACK_ENC_E2M1, inner, in, 0.06);
         l->expert[i][1] = test_matrix_random(&r, MOEPACK_ENC_E2M1, inner, in, 0.06);
         l->expert[i][2] = test_matrix_random(&r, MOEPACK_ENC_E2M1, in, inner, 0.06);
-        l->experts[i] = (mpk_expert_view){l->expert[i][0].view, l->expert[i][1].view, l->expert[i][2].view};
+        l->experts[i] =
+            (mpk_expert_view){.gate = l->expert[i][0].view, .up = l->expert[i][1].view, .down = l->expert[i][2].view};
         l->present[i] = 1;
         l->bias[i] = 0.01f * (float)i;
     }

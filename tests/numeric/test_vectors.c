@@ -63,12 +63,16 @@ static void test_functions(void **state)
     const json_t *functions = get(vectors, "functions");
     float *x = get_floats(functions, "x", &n), *e = get_floats(functions, "exp", NULL),
           *s = get_floats(functions, "sigmoid", NULL), *t = get_floats(functions, "tanh", NULL),
-          *b = get_floats(functions, "round_bf16", NULL), *out = test_alloc((n + 16) * 4);
+          *b = get_floats(functions, "round_bf16", NULL), *p = get_floats(functions, "sqrt_softplus", NULL),
+          *error = get_floats(functions, "erf", NULL), *out = test_alloc((n + 16) * 4);
     assert_true(n > 50);
     for (size_t i = 0; i < n; i++) {
         out[i] = mpk_canonical(mpk_tanh(x[i]));
         if (mpk_bits(out[i]) != mpk_bits(t[i]))
             fail_msg("tanh(%a): %a, expected %a", (double)x[i], (double)out[i], (double)t[i]);
+        out[i] = mpk_canonical(mpk_erf(x[i]));
+        if (mpk_bits(out[i]) != mpk_bits(error[i]))
+            fail_msg("erf(%a): %a, expected %a", (double)x[i], (double)out[i], (double)error[i]);
     }
     const size_t padded = (n + 15) / 16 * 16;
     for (size_t f = 0; f < count; f++) {
@@ -79,6 +83,9 @@ static void test_functions(void **state)
         k->sigmoid(x, out, padded);
         canonical_all(out, n);
         test_same_bits(out, s, n, "sigmoid");
+        k->sqrt_softplus(x, out, padded);
+        canonical_all(out, n);
+        test_same_bits(out, p, n, "sqrt_softplus");
         k->round_bf16(x, out, padded);
         test_same_bits(out, b, n, "round_bf16");
     }
@@ -87,6 +94,8 @@ static void test_functions(void **state)
     free(s);
     free(t);
     free(b);
+    free(p);
+    free(error);
     free(out);
 }
 
@@ -98,14 +107,18 @@ static void test_activations(void **state)
     json_t *v;
     json_array_foreach(get(vectors, "activations"), index, v)
     {
-        const mpk_activation_params params = {strcmp(text(v, "activation"), "silu") == 0 ? MOEPACK_ACT_SILU
-                                                                                         : MOEPACK_ACT_SITU,
-                                              (float)number(v, "situ_beta"), (float)number(v, "situ_linear_beta")};
+        moepack_policy policy;
+        moepack_policy_init(&policy);
+        assert_int_equal(moepack_policy_set(&policy, "activation", text(v, "activation"), NULL), MOEPACK_OK);
+        const mpk_activation_params params = {(moepack_activation)policy.activation, (float)number(v, "situ_beta"),
+                                              (float)number(v, "situ_linear_beta"), (float)number(v, "act_alpha"),
+                                              (float)number(v, "act_limit")};
+        const bool gated = json_is_true(get(v, "gated"));
         float *g = get_floats(v, "gate", &n), *u = get_floats(v, "up", NULL), *expected = get_floats(v, "out", NULL),
               *out = test_alloc(n * 4);
         assert_int_equal(n % 16, 0);
         for (size_t f = 0; f < count; f++) {
-            families[f].kernels->activate(&params, g, u, out, n);
+            families[f].kernels->activate(&params, g, gated ? u : NULL, out, n);
             canonical_all(out, n);
             test_same_bits(out, expected, n, text(v, "activation"));
         }
@@ -114,7 +127,7 @@ static void test_activations(void **state)
         free(expected);
         free(out);
     }
-    assert_int_equal(index, 3);
+    assert_int_equal(index, 16);
 }
 
 static void test_fix16_inputs(void **state)
@@ -368,9 +381,11 @@ static void test_router(void **state)
         assert_int_equal(k, p.top_k);
         const bool use_bias = p.select == MOEPACK_SELECT_BIASED || p.weight_from == MOEPACK_WEIGHT_BIASED;
         void *scratch = test_alloc(mpk_router_scratch_size((uint32_t)experts));
+        int32_t row[64]; /* a token table has just the ids that are expected */
+        for (size_t i = 0; i < k; i++) row[i] = (int32_t)json_integer_value(json_array_get(get(v, "ids"), i));
+        const mpk_router_input in = {logits, use_bias ? bias : NULL, row};
         for (size_t f = 0; f < count; f++) {
-            mpk_route(&p, (uint32_t)experts, use_bias ? bias : NULL, logits, families[f].kernels, scratch, ids,
-                      weights);
+            mpk_route(&p, (uint32_t)experts, &in, families[f].kernels, scratch, ids, weights);
             for (size_t i = 0; i < k; i++)
                 assert_int_equal(ids[i], json_integer_value(json_array_get(get(v, "ids"), i)));
             test_same_bits(weights, expected, k, "weights");
@@ -380,7 +395,7 @@ static void test_router(void **state)
         free(bias);
         free(expected);
     }
-    assert_int_equal(index, 40);
+    assert_int_equal(index, 96);
 }
 
 /* ------------------------------------------------------------------------------------------------ the whole layer */
@@ -427,7 +442,8 @@ static void run_layer(const mpk_layer_view *view, const float *x, const mpk_laye
           *weights = test_alloc(2 * p->top_k * 4);
     int32_t *ids = test_alloc(2 * p->top_k * 4);
     moepack_error error;
-    if (mpk_layer_run(view, x, 2, options, (mpk_layer_output){y, s, ids, weights}, &error) != MOEPACK_OK)
+    if (mpk_layer_run(view, x, 2, options, (mpk_layer_output){.y = y, .s = s, .topk_ids = ids, .topk_weights = weights},
+                      &error) != MOEPACK_OK)
         fail_msg("%s", error.message);
     for (size_t i = 0; i < 2 * p->top_k; i++) {
         const json_t *row = json_array_get(get(expected, "ids"), i / p->top_k);
@@ -469,7 +485,8 @@ static void test_layer(void **state)
     const uint8_t present[EXPERTS] = {1, 1, 1, 1, 1};
     for (size_t e = 0; e < EXPERTS; e++) {
         for (size_t i = 0; i < 3; i++) four_bits[e][i] = read_matrix(json_array_get(json_array_get(experts, e), i));
-        expert[e] = (mpk_expert_view){four_bits[e][0].view, four_bits[e][1].view, four_bits[e][2].view};
+        expert[e] =
+            (mpk_expert_view){.gate = four_bits[e][0].view, .up = four_bits[e][1].view, .down = four_bits[e][2].view};
     }
     float *bias = get_floats(l, "router_bias", NULL), *norm = get_floats(l, "latent_norm", NULL),
           *x = test_alloc(2 * view.policy.hidden * 4);

@@ -137,7 +137,7 @@ static void run_rows(const session *s, uint32_t block, const golden *g, size_t f
 {
     moepack_error error = {0};
     const moepack_layer_output output = {r->y + first * g->H, r->s + first * g->L, r->ids + first * g->k,
-                                         r->weights + first * g->k};
+                                         r->weights + first * g->k, NULL};
     assert_ok(moepack_layer_run(s->load, block, g->x + first * g->H, rows, options, &output, &error), &error);
 }
 

@@ -99,8 +99,8 @@ static void every_budget_gives_the_same_bits(void **state)
                 for (uint32_t block = 0; block < 3; block++)
                     for (int compute = 0; compute < 2; compute++) {
                         options.compute = (moepack_compute)compute;
-                        const moepack_layer_output want = {base.y, base.s, base.ids, base.weights};
-                        const moepack_layer_output got = {other.y, other.s, other.ids, other.weights};
+                        const moepack_layer_output want = {base.y, base.s, base.ids, base.weights, NULL};
+                        const moepack_layer_output got = {other.y, other.s, other.ids, other.weights, NULL};
                         memset(&other, 0xff, sizeof other);
                         assert_ok(moepack_layer_run(s.load, block, x, T, &options, &want, &s.error), &s.error);
                         assert_ok(moepack_residency_run(r, block, x, T, &options, &got, &s.error), &s.error);

@@ -46,7 +46,7 @@ static moepack_status run(const session *s, uint32_t block, const moepack_layer_
                           moepack_error *error)
 {
     memset(r, 0, sizeof *r);
-    const moepack_layer_output output = {r->y, r->s, r->ids, r->weights};
+    const moepack_layer_output output = {r->y, r->s, r->ids, r->weights, NULL};
     return moepack_layer_run(s->load, block, x, T, options, &output, error);
 }
 
@@ -137,12 +137,12 @@ static void missing_experts_are_named(void **state)
     assert_mentions(&s.error, "layer 2, expert ");
     /* Without y, with and without a place for ids: the same error, because no partial sum was asked for. */
     for (int with_ids = 0; with_ids < 2; with_ids++) {
-        const moepack_layer_output output = {NULL, r.s, with_ids ? r.ids : NULL, NULL};
+        const moepack_layer_output output = {NULL, r.s, with_ids ? r.ids : NULL, NULL, NULL};
         assert_status(moepack_layer_run(s.load, 1, x, T, NULL, &output, &s.error), MOEPACK_E_INCOMPLETE, &s.error);
         assert_mentions(&s.error, "layer 2, expert ");
     }
     /* Routing alone needs no expert. */
-    const moepack_layer_output routing = {NULL, NULL, r.ids, r.weights};
+    const moepack_layer_output routing = {NULL, NULL, r.ids, r.weights, NULL};
     assert_ok(moepack_layer_run(s.load, 1, x, T, NULL, &routing, &s.error), &s.error);
     session_close(&s);
 }
@@ -323,7 +323,7 @@ static void bad_arguments(void **state)
     session s;
     static result r;
     moepack_layer_options options;
-    const moepack_layer_output output = {r.y, NULL, NULL, NULL};
+    const moepack_layer_output output = {r.y, NULL, NULL, NULL, NULL};
     load_whole(&s, panel_path, MOEPACK_IO_MMAP);
     assert_status(moepack_layer_run(NULL, 0, x, T, NULL, &output, &s.error), MOEPACK_E_USAGE, &s.error);
     assert_status(moepack_layer_run(s.load, 0, NULL, T, NULL, &output, &s.error), MOEPACK_E_USAGE, &s.error);

@@ -47,7 +47,7 @@ typedef struct result {
 
 static void in_one(session *s, uint32_t block, const moepack_layer_options *options, result *r)
 {
-    const moepack_layer_output output = {r->y, r->s, r->ids, r->weights};
+    const moepack_layer_output output = {r->y, r->s, r->ids, r->weights, NULL};
     assert_ok(moepack_layer_run(s->load, block, x, T, options, &output, &s->error), &s->error);
 }
 

@@ -20,13 +20,6 @@ FIXTURES = [
     ("deepseek_v4_fp4", "deepseek_v4"), ("nemotron_h_nvfp4", "nemotron_h"), ("nemotron_h_nvfp4_ct", "nemotron_h"),
 ]
 
-# Converted, and not computed yet: what run must say.
-NOT_COMPUTED = {
-    "qwen2_moe": "shared_gate", "qwen3_next": "shared_gate", "qwen3_5_moe": "shared_gate", "gpt_oss": "layer", "gpt_oss_bf16": "layer",
-    "granitemoe": "softmax_selected", "llama4": "sigmoid_selected", "phimoe": "sparsemixer", "nemotron_h_latent": "relu2", "nemotron_h_nano": "relu2",
-    "switch_transformers": "relu", "switch_transformers_f32": "relu", "deepseek_v4": "sqrt_softplus", "deepseek_v4_fp4": "sqrt_softplus", "nemotron_h_nvfp4": "relu2", "nemotron_h_nvfp4_ct": "relu2",
-}
-
 # rel-L2 against y_f64 (tests/fixtures/README.md).
 LIMITS = {"f32": 2e-6, "bf16": 5e-3}
 
@@ -42,6 +35,8 @@ def goldens(ctx, fixture):
     check(listed, "no goldens of " + fixture)
     for entry in listed:
         options = ["--policy", "weight_from=biased"] if entry.get("variant") == "biased" else []
+        if "capacity" in entry:
+            continue # test_capacity
         yield entry["prefix"] + ".", ctx.golden(os.path.basename(entry["file"]), fixture), options
 
 
@@ -130,16 +125,49 @@ def test_layers(ctx):
     for fixture, _ in FIXTURES:
         for layer, path, options in goldens(ctx, fixture):
             golden = tensors.read(path)
-            if fixture in NOT_COMPUTED:
-                ctx.fails(["run", ctx.pack(fixture, "--layout", "panel"), "--layer", layer, "--input", path, "--output", ctx.path("y.safetensors")], 5,
-                          NOT_COMPUTED[fixture])
-                continue
             for mode, limit in LIMITS.items():
                 what = "%s %s %s" % (fixture, os.path.basename(path), mode)
                 found = run(ctx, ctx.pack(fixture, "--layout", "panel"), layer, path, "--compute", mode, *options)
                 compare(found, golden, limit, what)
                 other = run(ctx, ctx.pack(fixture, "--layout", "canonical"), layer, path, "--compute", mode, *options)
                 same_bits(found, other, what)
+
+
+def test_capacity(ctx):
+    """Switch drops tokens, counted for each sequence: the same ones as the official module, and their y is 0."""
+    for fixture in ("switch_transformers", "switch_transformers_f32"):
+        with open(ctx.golden("index.json", fixture), encoding="utf-8") as file:
+            listed = [entry for entry in json.load(file)["goldens"] if "capacity" in entry]
+        check(listed, "no goldens with a capacity")
+        for entry in listed:
+            golden = tensors.read(ctx.golden(os.path.basename(entry["file"]), fixture))
+            x, path = golden["x"], ctx.path("sequences.safetensors")
+            tensors.write(path, {"x": tensors.Tensor(x.dtype, entry["batch"] + x.shape[1:], x.data)})
+            out, layer = ctx.path("y.safetensors"), entry["prefix"] + "."
+            for mode, limit in LIMITS.items():
+                what = "%s %s %s" % (fixture, entry["file"], mode)
+                report = ctx.json(["run", ctx.pack(fixture, "--layout", "panel"), "--layer", layer, "--input", path, "--output", out,
+                                   "--overwrite", "--capacity", "config", "--compute", mode])
+                found = tensors.read(out)
+                equal(found["kept"].values(), golden["kept"].values(), what + ": kept")
+                equal(found["kept"].shape, entry["batch"], what + ": shape of kept")
+                equal(found["topk_ids"].values(), golden["topk_ids"].values(), what + ": topk_ids")
+                distance = tensors.rel_l2(found["y"].values(), golden["y_f64"].values())
+                check(distance <= limit, "%s: y is %.3g away" % (what, distance))
+                equal(report["capacity"], "per_sequence %d" % entry["capacity"], what + ": capacity")
+                equal(report["dropped"], entry["dropped_tokens"], what + ": dropped")
+
+
+def test_token_ids(ctx):
+    """A layer that routes by token ids says so where they are missing or wrong."""
+    layer, path, _ = next(iter(goldens(ctx, "deepseek_v4")))
+    pack, golden = ctx.pack("deepseek_v4", "--layout", "panel"), tensors.read(path)
+    without, wrong = ctx.path("without.safetensors"), ctx.path("wrong.safetensors")
+    tensors.write(without, {"x": golden["x"]})
+    ids = golden["token_ids"]
+    tensors.write(wrong, {"x": golden["x"], "token_ids": tensors.Tensor(ids.dtype, ids.shape, b"\xff\xff\xff\x7f" + ids.data[4:])})
+    ctx.fails(["run", pack, "--layer", layer, "--input", without, "--output", ctx.path("y.safetensors")], 4, "token_ids")
+    ctx.fails(["run", pack, "--layer", layer, "--input", wrong, "--output", ctx.path("y.safetensors")], 2, "token 0")
 
 
 def test_biased_weights_are_another_result(ctx):
