@@ -174,7 +174,9 @@ static moepack_status verify_partial(conversion *c, moepack_error *error)
     moepack_verify_options_init(&options);
     options.jobs = c->options.jobs;
     options.callbacks = c->options.callbacks;
-    return mpk_verify_dir(c->publish.partial, &options, &report, error);
+    moepack_status status = mpk_verify_dir(c->publish.partial, &options, &report, error);
+    if (c->report->io_reason[0] == '\0') memcpy(c->report->io_reason, report.io_reason, sizeof c->report->io_reason);
+    return status;
 }
 
 static moepack_status execute(conversion *c, moepack_error *error)
@@ -186,7 +188,8 @@ static moepack_status execute(conversion *c, moepack_error *error)
                              .jobs = c->jobs,
                              .allow_nan_scales = c->options.allow_nan_scales,
                              .callbacks = &c->options.callbacks,
-                             .meter = &c->meter};
+                             .meter = &c->meter,
+                             .report = c->report};
     if (status == MOEPACK_OK) status = mpk_pipeline_run(&pipeline, &c->report->root_hash, error);
     if (status == MOEPACK_OK) c->report->canonical_root = c->plan.tables.info.canonical_root;
     if (status == MOEPACK_OK && c->options.verify) status = verify_partial(c, error);

@@ -128,8 +128,17 @@ static moepack_status file_take(mover *m, uint32_t file, moepack_error *error)
     return status;
 }
 
-static void close_file(open_file *f)
+/* Keeps the first reason, of the sources and then of the shards. */
+static void note_reason(mpk_pipeline *pipeline, const mpk_direct *file)
 {
+    moepack_convert_report *report = pipeline->report;
+    if (report->io_reason[0] == '\0') mpk_direct_reason(file, report->io_reason, sizeof report->io_reason);
+}
+
+/* One at a time: under the lock, or after the workers. */
+static void close_file(mover *m, open_file *f)
+{
+    note_reason(m->pipeline, &f->direct);
     mpk_direct_end(&f->direct);
     close(f->fd);
     f->fd = -1;
@@ -145,7 +154,7 @@ static moepack_status file_return(mover *m, uint32_t file, moepack_error *error)
         mpk_file_stamp now;
         status = mpk_file_stamp_of(f->fd, f->path, &now, error);
         if (status == MOEPACK_OK && !mpk_file_stamp_equal(&now, &f->stamp)) status = changed(f->path, error);
-        close_file(f);
+        close_file(m, f);
     }
     pthread_mutex_unlock(&m->lock);
     return status;
@@ -479,7 +488,7 @@ static moepack_status move_all(mpk_pipeline *pipeline, moepack_error *error)
         status = mpk_jobs_run(pipeline->jobs, m.batch_count, pipeline->callbacks, move_batch, &m, error);
     if (status == MOEPACK_OK) status = warn_overflows(&m, error);
     for (uint32_t i = 0; m.files && i < file_count; i++) {
-        if (m.files[i].fd >= 0) close_file(&m.files[i]);
+        if (m.files[i].fd >= 0) close_file(&m, &m.files[i]);
         free(m.files[i].path);
     }
     free(m.files);
@@ -531,7 +540,10 @@ static moepack_status open_shard_arrays(mpk_pipeline *pipeline, size_t shards, m
 
 static void close_shards(mpk_pipeline *pipeline, size_t shards)
 {
-    for (size_t i = 0; pipeline->shard && i < shards; i++) mpk_direct_end(&pipeline->shard[i]);
+    for (size_t i = 0; pipeline->shard && i < shards; i++) {
+        if (pipeline->shard[i].path) note_reason(pipeline, &pipeline->shard[i]);
+        mpk_direct_end(&pipeline->shard[i]);
+    }
     for (size_t i = 0; pipeline->shard_fd && i < shards; i++)
         if (pipeline->shard_fd[i] >= 0) close(pipeline->shard_fd[i]);
     for (size_t i = 0; pipeline->shard_path && i < shards; i++) free(pipeline->shard_path[i]);

@@ -18,6 +18,7 @@ typedef struct mpk_pipeline {
     int *shard_fd; /* -1: not open */
     mpk_direct *shard;
     char **shard_path;
+    moepack_convert_report *report; /* receives the reason for what did not go directly */
 } mpk_pipeline;
 
 /* Writes every file of the container into dir and syncs it: shards, then the index. Fills the hashes of plan->tables

@@ -304,6 +304,8 @@ static moepack_status verify_shard(mpk_verify *v, uint32_t number, mpk_check *ch
     }
     if (shard.skip)
         for (size_t i = 0; i < count; i++) checks[i].bad = true;
+    if (shard.direct.path && v->report->io_reason[0] == '\0')
+        mpk_direct_reason(&shard.direct, v->report->io_reason, sizeof v->report->io_reason);
     mpk_direct_end(&shard.direct);
     if (shard.fd >= 0) close(shard.fd);
     free(shard.path);

@@ -61,6 +61,8 @@ json_t *cli_json_u64(uint64_t value);
 json_t *cli_json_label(const char *label);
 json_t *cli_json_hash128(moepack_hash128 hash);
 json_t *cli_json_hash64(uint64_t hash);
+/* Adds "io", how files were read and written, and "io_reason", why not directly or "". */
+void cli_json_io(json_t *object, const char *reason);
 
 /* "1.56 TB (1.42 TiB)": both units, because mixing them up is the commonest mistake about model sizes. */
 #define CLI_SIZE_TEXT 64

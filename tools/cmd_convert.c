@@ -97,6 +97,7 @@ static json_t *report_json(const convert_args *args, const char *out, const moep
     if (!args->dry_run) {
         json_object_set_new(object, "root_hash", cli_json_hash128(report->root_hash));
         json_object_set_new(object, "canonical_root", cli_json_hash128(report->canonical_root));
+        cli_json_io(object, report->io_reason);
     }
     return object;
 }
@@ -126,8 +127,10 @@ static void print_report(const char *out, const moepack_convert_report *report)
     printf("  time        %.2f s", report->seconds);
     if (report->seconds > 0)
         printf(", %s/s", cli_size_short((uint64_t)((double)report->written_bytes / report->seconds), size));
+    putchar('\n');
+    if (report->io_reason[0] != '\0') printf("  io          buffered (%s)\n", report->io_reason);
     moepack_hash128_text(report->root_hash, hash);
-    printf("\n  root hash   %s\n", hash);
+    printf("  root hash   %s\n", hash);
 }
 
 static void fill_options(const convert_args *args, moepack_convert_options *out)

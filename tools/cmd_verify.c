@@ -146,6 +146,7 @@ static int print_json_report(const findings *all, moepack_status status, const m
         json_pack("{s:b, s:o, s:o, s:O, s:O, s:f}", "ok", status == MOEPACK_OK, "checked_bytes",
                   cli_json_u64(report->checked_bytes), "checked_sections", cli_json_u64(report->checked_sections),
                   "bad", all->bad, "missing", all->missing, "seconds", report->seconds);
+    if (object != NULL) cli_json_io(object, report->io_reason);
     if (object != NULL && status != MOEPACK_OK) json_object_set_new(object, "error", cli_error_json(error));
     return cli_print_json(all->talk.common, object);
 }
@@ -168,6 +169,7 @@ static int finish(const findings *all, const char *pack, moepack_status status, 
             printf("; %llu bad, %llu missing", (unsigned long long)report->bad, (unsigned long long)report->missing);
         if (report->unreadable) printf(", %llu unreadable", (unsigned long long)report->unreadable);
         if (report->unsupported) printf(", %llu of another version", (unsigned long long)report->unsupported);
+        if (report->io_reason[0] != '\0') printf("; read through the page cache (%s)", report->io_reason);
         putchar('\n');
     }
     if (status != MOEPACK_OK) cli_error_line(error);

@@ -131,6 +131,12 @@ json_t *cli_json_hash128(moepack_hash128 hash)
     return json_string(text);
 }
 
+void cli_json_io(json_t *object, const char *reason)
+{
+    json_object_set_new(object, "io", json_string(reason[0] == '\0' ? "direct" : "buffered"));
+    json_object_set_new(object, "io_reason", cli_json_text(reason, strlen(reason)));
+}
+
 json_t *cli_json_hash64(uint64_t hash)
 {
     char text[17];

@@ -126,6 +126,9 @@ typedef struct moepack_convert_report {
     uint64_t warnings;
     double seconds;
     moepack_hash128 root_hash, canonical_root;
+    /* Why something was read or written through the page cache instead of directly: a file and a reason. "": nothing
+     * was. What is never direct does not count: headers, the index, the rest of a file's last page. */
+    char io_reason[160];
 } moepack_convert_report;
 
 MOEPACK_API void moepack_convert_options_init(moepack_convert_options *options);
@@ -176,6 +179,7 @@ typedef struct moepack_verify_report {
     uint64_t checked_bytes, checked_sections;
     uint64_t bad, missing, unsupported, unreadable; /* findings of each kind */
     double seconds;
+    char io_reason[160]; /* as in moepack_convert_report */
 } moepack_verify_report;
 
 MOEPACK_API void moepack_verify_options_init(moepack_verify_options *options);

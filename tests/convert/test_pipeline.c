@@ -82,6 +82,55 @@ static void short_transfers_change_nothing(void **state)
     remove_tree(at("short.moepack"));
 }
 
+/* From the first shard on, refuses once to open a file of some name a second time in a row: that is how it is opened
+ * for direct I/O. (Before, the headers of sources are read; after, scales.) */
+static const char *refused_part;
+static char opened_last[512];
+static bool saw_shard, refused_once;
+
+static int refuse_direct(const char *operation, const char *path)
+{
+    if (strcmp(operation, "open") != 0) return 0;
+    saw_shard = saw_shard || strstr(path, "trunk") != NULL;
+    const bool again =
+        !refused_once && saw_shard && strcmp(opened_last, path) == 0 && strstr(path, refused_part) != NULL;
+    snprintf(opened_last, sizeof opened_last, "%s", path);
+    refused_once = refused_once || again;
+    return again ? EINVAL : 0;
+}
+
+/* What goes through the page cache gives the same container, and the reports of convert and verify say so. */
+static void page_cache_is_reported(void **state)
+{
+    (void)state;
+    static const char *const parts[] = {"-of-", "trunk"};
+    convert_to(TINY, at("long.moepack"), NULL, NULL);
+    moepack_convert_options options;
+    moepack_convert_options_init(&options);
+    options.jobs = 1;
+    for (size_t i = 0; i < 2; i++) {
+        moepack_convert_report report;
+        refused_part = parts[i];
+        saw_shard = refused_once = false;
+        mpk_fault_hook_set(refuse_direct);
+        convert_to(TINY, at("buffered.moepack"), &options, &report);
+        mpk_fault_hook_set(NULL);
+        assert_non_null(strstr(report.io_reason, parts[i]));
+        assert_non_null(strstr(report.io_reason, "no O_DIRECT: Invalid argument"));
+        assert_same_tree(at("long.moepack"), at("buffered.moepack"));
+        remove_tree(at("buffered.moepack"));
+    }
+    moepack_verify_report report;
+    moepack_error error;
+    mpk_fault_hook_set(refuse_direct);
+    refused_once = false;
+    const moepack_status status = moepack_verify(at("long.moepack"), NULL, &report, &error);
+    mpk_fault_hook_set(NULL);
+    assert_status(status, MOEPACK_OK, &error, "");
+    assert_non_null(strstr(report.io_reason, "no O_DIRECT: Invalid argument"));
+    remove_tree(at("long.moepack"));
+}
+
 static void refuses(const char *source, const char *out, const moepack_convert_options *options, moepack_status wanted,
                     const char *text)
 {
@@ -395,6 +444,7 @@ int main(void)
         cmocka_unit_test(content_does_not_depend_on_options),
         cmocka_unit_test(bytes_do_not_depend_on_jobs),
         cmocka_unit_test(short_transfers_change_nothing),
+        cmocka_unit_test(page_cache_is_reported),
         cmocka_unit_test(existing_output_is_refused),
         cmocka_unit_test(left_over_partial_is_refused),
         cmocka_unit_test(output_inside_the_source_is_refused),

@@ -1,15 +1,18 @@
 """convert: reports, refusals, reproducibility."""
+import errno
 import filecmp
 import json
 import math
+import mmap
 import os
 import shutil
 import signal
+import tempfile
 import time
 
 import tensors
 
-from run_cli_tests import Failure, check, equal
+from run_cli_tests import Failure, Skip, check, equal
 
 KEYS = ["container", "source_bytes", "written_bytes", "experts", "tensors", "seconds", "resumed_bytes"]
 
@@ -53,6 +56,56 @@ def test_json(ctx):
     for key in ("needed_disk_bytes", "available_disk_bytes", "peak_memory_bytes"):
         check(report["plan"][key] > 0, key)
     equal(report["root_hash"], ctx.json(["inspect", out])["root_hash"], "root_hash")
+
+
+def takes_direct(path):
+    """Whether a file can be read past the page cache: opened and read, because some file systems refuse only the second."""
+    page = mmap.mmap(-1, 4096)
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    except OSError as error:
+        return error.errno != errno.EINVAL
+    try:
+        os.readv(fd, [page])
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def reports_io(ctx, folder):
+    """Converts into a folder and compares what convert and verify report with what its file system does. True: directly."""
+    out = os.path.join(folder, "io.moepack")
+    report = ctx.json(["convert", ctx.source(), out])
+    direct = takes_direct(os.path.join(out, next(name for name in files(out) if name != "index.mpk")))
+    verified = ctx.json(["verify", out])
+    equal(verified["io"], "direct" if direct else "buffered", "io of verify in %s" % folder)
+    equal(verified["io_reason"] == "", direct, "io_reason of verify: %r" % verified["io_reason"])
+    equal(report["io"], "direct" if report["io_reason"] == "" else "buffered", "io of convert in %s" % folder)
+    check(direct or report["io"] == "buffered", "io of convert in %s" % folder)
+    text = ctx.ok(["verify", out])
+    equal("page cache (" in text.out, not direct, "reason in the text", text)
+    text = ctx.ok(["convert", ctx.source(), out, "--overwrite"])
+    equal("buffered (" in text.out, report["io"] == "buffered", "reason in the text", text)
+    return direct
+
+
+def test_io_on_disk(ctx):
+    reports_io(ctx, ctx.path("") or ".")
+    check("io" not in ctx.json(["convert", ctx.source(), ctx.path("dry.moepack"), "--dry-run"]), "a dry run moves no bytes")
+
+
+def test_io_without_direct(ctx):
+    """A file system that has no direct I/O, where this machine has one: tmpfs before Linux 6.6."""
+    if not os.access("/dev/shm", os.W_OK):
+        raise Skip("no /dev/shm to write to")
+    folder = tempfile.mkdtemp(prefix="moepack_cli_", dir="/dev/shm")
+    try:
+        if reports_io(ctx, folder):
+            raise Skip("/dev/shm takes O_DIRECT here; tests/convert/test_pipeline.c refuses it by a hook")
+    finally:
+        shutil.rmtree(folder)
 
 
 def test_dry_run(ctx):
