@@ -3,7 +3,6 @@
 
 #include "bytes.h"
 #include "error.h"
-#include "io/io.h"
 #include "io/machine.h"
 
 #include <errno.h>
@@ -145,12 +144,13 @@ moepack_status mpk_load_plan_moves(mpk_load_job *job, moepack_error *error)
     return MOEPACK_OK;
 }
 
-/* Gives the whole pages inside a section's stored bytes back, so that memory does not hold everything twice. */
+/* Gives the whole pages inside a section's stored bytes back, so that memory does not hold everything twice. Of
+ * memory's pages: the kernel would round a length up, and take the beginning of the next section. */
 static void drop_pages(const mpk_piece *piece)
 {
-    const uintptr_t first = ((uintptr_t)piece->bytes + MPK_PAGE - 1) / MPK_PAGE * MPK_PAGE;
-    const uintptr_t end = ((uintptr_t)piece->bytes + piece->stored) / MPK_PAGE * MPK_PAGE;
-    if (first < end) madvise((void *)first, end - first, MADV_DONTNEED);
+    size_t begin;
+    const size_t bytes = mpk_whole_pages(piece->bytes, (size_t)piece->stored, mpk_memory_page(), &begin);
+    if (bytes > 0) madvise((void *)((uintptr_t)piece->bytes + begin), bytes, MADV_DONTNEED);
 }
 
 moepack_status mpk_load_move_piece(mpk_load_job *job, mpk_piece *piece, moepack_error *error)

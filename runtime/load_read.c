@@ -5,6 +5,7 @@
 
 #include "error.h"
 #include "io/io.h"
+#include "io/machine.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -246,7 +247,10 @@ static moepack_status unit_touch(void *context, size_t u, moepack_error *error)
 {
     mpk_load_job *job = context;
     const mpk_unit *unit = &job->units[u];
-    madvise(unit->bytes, (size_t)unit->length, MADV_WILLNEED); /* advice: one request instead of one fault per page */
+    const size_t before =
+        (uintptr_t)unit->bytes % mpk_memory_page(); /* pages of memory may be larger than the file's */
+    /* Advice: one request instead of one fault per page. */
+    madvise(unit->bytes - before, (size_t)unit->length + before, MADV_WILLNEED);
     moepack_status status = mpk_load_check_unit(job, unit, error);
     if (status == MOEPACK_OK) note_progress(job, unit->length);
     return status;

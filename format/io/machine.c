@@ -132,3 +132,16 @@ void mpk_memory_spread(void *memory, size_t size)
     (void)memory, (void)policy;
 #endif
 }
+
+size_t mpk_memory_page(void)
+{
+    const long page = sysconf(_SC_PAGESIZE);
+    return page > 0 ? (size_t)page : 65536; /* the largest in use: right, if less exact, for smaller ones */
+}
+
+size_t mpk_whole_pages(const void *memory, size_t size, size_t page, size_t *begin)
+{
+    const size_t into = (uintptr_t)memory % page;
+    *begin = into == 0 ? 0 : page - into;
+    return size > *begin ? (size - *begin) & ~(page - 1) : 0;
+}

@@ -24,4 +24,12 @@ uint64_t mpk_memory_nodes(const char *root, const cpu_set_t *cpus);
  * or where the kernel declines. */
 void mpk_memory_spread(void *memory, size_t size);
 
+/* Bytes of a page of memory, which calls like madvise count in: 4096, 16384 or 65536, as the kernel was built. Files
+ * are laid out in pages of MPK_PAGE bytes everywhere. */
+size_t mpk_memory_page(void);
+
+/* Bytes of the whole pages (of `page` bytes, a power of 2) inside [memory, memory + size), and how far into it they
+ * begin. */
+size_t mpk_whole_pages(const void *memory, size_t size, size_t page, size_t *begin);
+
 #endif

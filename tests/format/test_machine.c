@@ -1,4 +1,4 @@
-/* Quotas and memory nodes of made-up machines. */
+/* Quotas, memory nodes and pages of made-up machines. */
 #include "sample.h"
 
 #include "io/io.h"
@@ -99,12 +99,32 @@ static void test_spread(void **state)
     munmap(memory, size);
 }
 
+/* Memory pages of every size in use: exactly the whole ones. */
+static void test_whole_pages(void **state)
+{
+    (void)state;
+    static const size_t pages[] = {4096, 16384, 65536};
+    const size_t here = mpk_memory_page();
+    assert_true(here >= 4096 && (here & (here - 1)) == 0);
+    for (size_t p = 0; p < 3; p++)
+        for (size_t at = 0; at < 2 * pages[p]; at += 1024)
+            for (size_t size = 0; size < 4 * pages[p]; size += 4096) {
+                size_t begin, first = (at + pages[p] - 1) / pages[p] * pages[p],
+                              last = (at + size) / pages[p] * pages[p];
+                const size_t bytes =
+                    mpk_whole_pages((const void *)(uintptr_t)(pages[p] * 100 + at), size, pages[p], &begin);
+                assert_int_equal(bytes, last > first ? last - first : 0);
+                assert_int_equal(begin, first - at);
+            }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_quota, setup, teardown),
         cmocka_unit_test_setup_teardown(test_nodes, setup, teardown),
         cmocka_unit_test(test_spread),
+        cmocka_unit_test(test_whole_pages),
     };
     return cmocka_run_group_tests_name("machine", tests, NULL, NULL);
 }

@@ -282,8 +282,10 @@ moepack_status bench_stream_write(const char *dir, uint64_t size, bench_stream *
 /* Pages of a file that are in memory. */
 static bool count_resident(int fd, uint64_t size, uint64_t *resident, uint64_t *pages)
 {
-    const uint64_t count = (size + ALIGNMENT - 1) / ALIGNMENT;
+    const long page = sysconf(_SC_PAGESIZE); /* what mincore counts in */
     if (size == 0) return true;
+    if (page <= 0) return false;
+    const uint64_t count = (size + (uint64_t)page - 1) / (uint64_t)page;
     void *map = mmap(NULL, (size_t)size, PROT_READ, MAP_SHARED, fd, 0);
     unsigned char *state = malloc((size_t)count);
     bool known = map != MAP_FAILED && state != NULL && mincore(map, (size_t)size, state) == 0;
