@@ -135,7 +135,7 @@ moepack_status mpk_layer_route(const mpk_layer_view *layer, const float *x, size
 typedef struct mpk_experts_input {
     const float *z;       /* [T, L] */
     const int32_t *ids;   /* [T, slots] below E */
-    const float *weights; /* [T, slots]; s adds up in slot order */
+    const float *weights; /* [T, slots]; s adds up in slot order. NULL, with one slot: s is the expert's own output */
     size_t slots;
     bool need_all; /* absent experts are INCOMPLETE; else they are left out */
 } mpk_experts_input;

@@ -238,6 +238,10 @@ void mpk_sum_columns(mpk_job *j, size_t i, uint8_t *scratch)
     float *s = j->s + t * n->input_pad + first;
     (void)scratch;
     mpk_clear_tail(s, 0, width);
+    if (j->own_output) { /* not through a sum from +0, which would lose the sign of a zero */
+        if (j->view->present[j->ids[t]]) memcpy(s, j->o + t * n->input_pad + first, width * sizeof *s);
+        return;
+    }
     const bool weigh = j->view->policy.weight_applied == MOEPACK_APPLY_OUTPUT;
     for (size_t p = t * n->k; p < (t + 1) * n->k; p++)
         if (j->computed[p] >= 0 && j->view->present[j->computed[p]])
