@@ -221,8 +221,8 @@ moepack_status mpk_layer_experts(const mpk_layer_view *layer, const mpk_experts_
     const moepack_status status = mpk_layer_check(layer, error);
     if (status != MOEPACK_OK) return status;
     uint64_t pairs;
-    if (in->weights == NULL && in->slots > 1 && tokens > 0)
-        return mpk_fail(error, MOEPACK_E_USAGE, "experts without weights have one slot, not %zu", in->slots);
+    if (in->own_output && in->slots != 1)
+        return mpk_fail(error, MOEPACK_E_USAGE, "an expert's own output is of one slot, not %zu", in->slots);
     if (!mpk_mul64(tokens, in->slots, &pairs) || pairs > UINT32_MAX)
         return mpk_fail(error, MOEPACK_E_USAGE, "%zu tokens with %zu experts each are too many", tokens, in->slots);
     for (size_t p = 0; p < (size_t)pairs; p++)
@@ -236,7 +236,7 @@ moepack_status mpk_layer_experts(const mpk_layer_view *layer, const mpk_experts_
     j.z_in = in->z;
     j.ids_in = in->ids;
     j.weights_in = in->weights;
-    j.own_output = in->weights == NULL && in->slots == 1;
+    j.own_output = in->own_output;
     j.out.s = s;
     return execute(&j, tokens, options, error);
 }

@@ -135,9 +135,10 @@ moepack_status mpk_layer_route(const mpk_layer_view *layer, const float *x, size
 typedef struct mpk_experts_input {
     const float *z;       /* [T, L] */
     const int32_t *ids;   /* [T, slots] below E */
-    const float *weights; /* [T, slots]; s adds up in slot order. NULL, with one slot: s is the expert's own output */
+    const float *weights; /* [T, slots]; s adds up in slot order */
     size_t slots;
-    bool need_all; /* absent experts are INCOMPLETE; else they are left out */
+    bool need_all;   /* absent experts are INCOMPLETE; else they are left out */
+    bool own_output; /* with one slot: s is the expert's output, not a weighted sum */
 } mpk_experts_input;
 
 moepack_status mpk_layer_experts(const mpk_layer_view *layer, const mpk_experts_input *in, size_t tokens,

@@ -52,7 +52,7 @@ typedef struct mpk_job {
     bool want_latent;  /* step 4, where experts are not wanted */
     bool given_latent; /* steps 1 to 4 were done elsewhere: z, ids and weights are inputs */
     bool need_all;     /* a selected expert that is absent is an error also without y */
-    bool own_output;   /* one slot without a weight: s is the expert's output, not a sum */
+    bool own_output;   /* one slot: s is the expert's output, not a weighted sum */
     bool need_x;       /* somebody besides the router reads x */
     bool direct_x;     /* rows of x are used where the caller has them */
     unsigned threads;

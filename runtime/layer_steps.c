@@ -18,7 +18,7 @@ static void take_latent(mpk_job *j, size_t t)
     memcpy(j->z + t * n->input_pad, j->z_in + t * n->input, n->input * sizeof(float));
     if (n->k > 0) { /* without slots there need be no arrays */
         memcpy(j->ids + t * n->k, j->ids_in + t * n->k, n->k * sizeof *j->ids);
-        if (!j->own_output) memcpy(j->weights + t * n->k, j->weights_in + t * n->k, n->k * sizeof *j->weights);
+        memcpy(j->weights + t * n->k, j->weights_in + t * n->k, n->k * sizeof *j->weights);
     }
 }
 

@@ -36,6 +36,9 @@ static moepack_status load_dense(moepack_residency *r, const moepack_placement *
         moepack_load_create(r->job.load->pack, placement, rank, r->dense_plan, &options, &r->dense, &report, error);
     if (status != MOEPACK_OK) return status;
     memcpy(r->report.io_reason, report.io_reason, sizeof report.io_reason);
+    r->report.io = report.io;
+    r->report.dense_bytes_read = report.bytes_read;
+    r->report.dense_bytes_verified = report.bytes_verified;
     const uint64_t mapped = options.io == MOEPACK_IO_MMAP ? moepack_plan_dense_bytes(r->dense_plan) : 0;
     r->dense_bytes = mapped + r->dense->stored.size + r->dense->moved.size;
     return MOEPACK_OK;
@@ -247,6 +250,25 @@ static moepack_status build(moepack_residency *r, const moepack_placement *place
     return status;
 }
 
+static moepack_status take_options(moepack_residency_options *to, const moepack_residency_options *given,
+                                   moepack_error *error)
+{
+    if (given != NULL && !mpk_take_options(to, sizeof *to, given))
+        return mpk_fail(error, MOEPACK_E_USAGE, "residency options of unknown size");
+    const struct {
+        const char *what;
+        int value, last;
+    } choices[] = {
+        {"eviction policy", (int)to->evict, MOEPACK_EVICT_LFU},
+        {"way of reading", (int)to->io, MOEPACK_IO_MMAP},
+        {"way of checking", (int)to->check, MOEPACK_CHECK_FULL},
+    };
+    for (size_t i = 0; i < sizeof choices / sizeof *choices; i++)
+        if (choices[i].value < 0 || choices[i].value > choices[i].last)
+            return mpk_fail(error, MOEPACK_E_USAGE, "%d is no %s", choices[i].value, choices[i].what);
+    return MOEPACK_OK;
+}
+
 moepack_status moepack_residency_create(moepack_pack *pack, const moepack_placement *placement, uint32_t rank,
                                         const moepack_residency_options *options, moepack_residency **out,
                                         moepack_error *error)
@@ -270,11 +292,7 @@ moepack_status moepack_residency_create(moepack_pack *pack, const moepack_placem
     pthread_cond_init(&r->work, NULL);
     pthread_cond_init(&r->arrived, NULL);
     r->queue_first = r->queue_last = MPK_NO_ENTRY;
-    moepack_status status = MOEPACK_OK;
-    if (options != NULL && !mpk_take_options(&r->options, sizeof r->options, options))
-        status = mpk_fail(error, MOEPACK_E_USAGE, "residency options of unknown size");
-    else if (r->options.evict != MOEPACK_EVICT_LRU && r->options.evict != MOEPACK_EVICT_LFU)
-        status = mpk_fail(error, MOEPACK_E_USAGE, "%d is no eviction policy", (int)r->options.evict);
+    moepack_status status = take_options(&r->options, options, error);
     if (r->options.threads == 0) {
         const unsigned usable = mpk_workers_default();
         r->options.threads = usable < DEFAULT_READERS ? usable : DEFAULT_READERS;
@@ -324,6 +342,9 @@ void moepack_residency_free(moepack_residency *r)
 
 void moepack_residency_report_get(moepack_residency *r, moepack_residency_report *report)
 {
+    if (report == NULL) return;
+    *report = (moepack_residency_report){0};
+    if (r == NULL) return;
     pthread_mutex_lock(&r->job.lock);
     const uint64_t verified = r->job.verified_bytes;
     pthread_mutex_unlock(&r->job.lock);
@@ -346,5 +367,5 @@ void moepack_residency_report_get(moepack_residency *r, moepack_residency_report
 const void *moepack_residency_section(moepack_residency *r, uint32_t block, uint32_t expert, uint32_t s,
                                       uint64_t *length)
 {
-    return moepack_load_section(r->job.load, block, expert, s, length);
+    return r != NULL ? moepack_load_section(r->job.load, block, expert, s, length) : NULL;
 }

@@ -24,7 +24,8 @@ typedef struct mpk_entry {
     size_t first_unit, unit_count, first_order, order_count;
     uint64_t offset, length; /* the record's pages in its shard */
     uint32_t shard, slot;
-    uint32_t refs; /* holders, and those who wait */
+    uint32_t refs;     /* holders, and those who wait */
+    uint32_t expected; /* runs that will acquire it */
     bool held, pinned, used;
     mpk_entry_state state;
     uint64_t stamp, uses;  /* LRU: of the last use; LFU: aged number of uses */
@@ -67,6 +68,12 @@ struct moepack_residency {
 
 /* residency_cache.c */
 mpk_entry *mpk_residency_entry(const moepack_residency *r, uint32_t block, uint32_t expert);
+/* A run says which experts it is going to acquire, and takes that back for each: meanwhile they give way to no
+ * prefetch, and come before one. */
+void mpk_residency_expect(moepack_residency *r, uint32_t block, const int32_t *ids, size_t count);
+void mpk_residency_forget(moepack_residency *r, mpk_entry *e);
+/* Queues what is absent. Returns how many are not in memory yet. */
+size_t mpk_residency_request(moepack_residency *r, uint32_t block, const int32_t *ids, size_t count);
 typedef enum mpk_acquire {
     MPK_ACQUIRE_TRY,  /* only what is there; *got says */
     MPK_ACQUIRE_ONCE, /* REFUSED where every slot is held */
@@ -82,7 +89,9 @@ moepack_status mpk_residency_run_view(moepack_residency *r, uint32_t block, cons
                                       const mpk_layer_options *how, const float *x, size_t tokens, bool partial,
                                       const moepack_layer_output *out, moepack_error *error);
 
-/* residency_read.c: brings one expert into its slot, verified. `stage`: this thread's, where records move. */
-moepack_status mpk_residency_read(moepack_residency *r, mpk_entry *e, uint8_t *stage, moepack_error *error);
+/* residency_read.c: brings one expert into its slot, verified. `stage`: this thread's, where records move. `bytes`:
+ * what was read, also where it failed. */
+moepack_status mpk_residency_read(moepack_residency *r, mpk_entry *e, uint8_t *stage, uint64_t *bytes,
+                                  moepack_error *error);
 
 #endif

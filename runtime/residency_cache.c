@@ -56,21 +56,42 @@ static void put_in(moepack_residency *r, mpk_entry *e, bool front)
 
 /* ---- slots ---- */
 
+/* How much an expert in the queue is needed. */
+typedef enum urgency {
+    URGENCY_DEMANDED, /* somebody waits for it: takes any slot that nobody holds */
+    URGENCY_EXPECTED, /* a run will: takes none that a run expects */
+    URGENCY_PREFETCH, /* asked for: nor one that was prefetched and not used yet */
+    URGENCIES
+} urgency;
+
+static urgency urgency_of(const mpk_entry *e)
+{
+    return e->refs > 0 ? URGENCY_DEMANDED : e->expected > 0 ? URGENCY_EXPECTED : URGENCY_PREFETCH;
+}
+
+static bool may_give_way(const mpk_entry *e, urgency to)
+{
+    if (e->state != MPK_ENTRY_READY || e->held) return false;
+    if (e->expected > 0) return to == URGENCY_DEMANDED;
+    return e->used || to != URGENCY_PREFETCH;
+}
+
 static bool gives_way_before(const moepack_residency *r, const mpk_entry *a, const mpk_entry *b)
 {
+    if ((a->expected > 0) != (b->expected > 0)) return b->expected > 0;
     if (a->used != b->used) return a->used;
     if (r->options.evict == MOEPACK_EVICT_LFU && a->used && a->uses != b->uses) return a->uses < b->uses;
     return a->stamp < b->stamp;
 }
 
 /* A free slot, or one whose expert gives way; MPK_NO_SLOT: none now. */
-static uint32_t find_slot(moepack_residency *r, bool demanded)
+static uint32_t find_slot(moepack_residency *r, urgency need)
 {
     mpk_entry *victim = NULL;
     for (uint32_t s = 0; s < r->slot_count; s++) {
         if (r->slots[s].entry == MPK_NO_ENTRY) return s;
         mpk_entry *e = &r->entries[r->slots[s].entry];
-        if (e->state != MPK_ENTRY_READY || e->held || (!demanded && !e->used)) continue;
+        if (!may_give_way(e, need)) continue;
         if (victim == NULL || gives_way_before(r, e, victim)) victim = e;
     }
     if (victim == NULL) return MPK_NO_SLOT;
@@ -107,12 +128,17 @@ static void update_held(moepack_residency *r, mpk_entry *e)
 
 /* ---- reading ---- */
 
-/* The first in the queue that can have a slot; those that somebody waits for stand in front. */
+/* The most urgent in the queue that can have a slot, equal ones in the queue's order. */
 static mpk_entry *next_to_read(moepack_residency *r)
 {
-    if (r->queue_first == MPK_NO_ENTRY) return NULL;
-    mpk_entry *e = &r->entries[r->queue_first];
-    const uint32_t slot = find_slot(r, e->refs > 0);
+    mpk_entry *first[URGENCIES] = {NULL}, *e = NULL;
+    uint32_t slot = MPK_NO_SLOT;
+    for (size_t i = r->queue_first; i != MPK_NO_ENTRY; i = r->entries[i].next) {
+        mpk_entry **of = &first[urgency_of(&r->entries[i])];
+        if (*of == NULL) *of = &r->entries[i];
+    }
+    for (unsigned u = 0; u < URGENCIES && slot == MPK_NO_SLOT; u++)
+        if (first[u] != NULL) e = first[u], slot = find_slot(r, (urgency)u);
     if (slot == MPK_NO_SLOT) return NULL;
     take_out(r, e);
     e->slot = slot;
@@ -123,11 +149,13 @@ static mpk_entry *next_to_read(moepack_residency *r)
     return e;
 }
 
-static void finish_read(moepack_residency *r, mpk_entry *e, moepack_status status, const moepack_error *error)
+static void finish_read(moepack_residency *r, mpk_entry *e, uint64_t bytes, moepack_status status,
+                        const moepack_error *error)
 {
-    r->report.bytes_read += e->length;
+    r->report.bytes_read += bytes;
     e->state = MPK_ENTRY_READY;
     if (status != MOEPACK_OK) {
+        r->report.failed_reads++;
         e->state = MPK_ENTRY_FAILED;
         r->slots[e->slot].status = status;
         r->slots[e->slot].error = *error;
@@ -152,9 +180,10 @@ void *mpk_residency_thread(void *argument)
         }
         pthread_mutex_unlock(&r->lock);
         error = (moepack_error){.expert = -1, .offset = -1};
-        const moepack_status status = mpk_residency_read(r, e, stage, &error);
+        uint64_t bytes;
+        const moepack_status status = mpk_residency_read(r, e, stage, &bytes, &error);
         pthread_mutex_lock(&r->lock);
-        finish_read(r, e, status, &error);
+        finish_read(r, e, bytes, status, &error);
     }
     pthread_mutex_unlock(&r->lock);
     return NULL;
@@ -199,7 +228,8 @@ moepack_status mpk_residency_acquire(moepack_residency *r, mpk_entry *e, mpk_acq
     moepack_status status = MOEPACK_OK;
     pthread_mutex_lock(&r->lock);
     *got = false;
-    if (how == MPK_ACQUIRE_TRY && e->state != MPK_ENTRY_READY) {
+    if (how == MPK_ACQUIRE_TRY &&
+        (e->state != MPK_ENTRY_READY || (!e->held && r->held_count >= r->slot_count))) { /* others wait for its slot */
         pthread_mutex_unlock(&r->lock);
         return MOEPACK_OK;
     }
@@ -230,6 +260,34 @@ moepack_status mpk_residency_acquire(moepack_residency *r, mpk_entry *e, mpk_acq
     return status;
 }
 
+void mpk_residency_expect(moepack_residency *r, uint32_t block, const int32_t *ids, size_t count)
+{
+    pthread_mutex_lock(&r->lock);
+    for (size_t i = 0; i < count; i++) mpk_residency_entry(r, block, (uint32_t)ids[i])->expected++;
+    pthread_mutex_unlock(&r->lock);
+}
+
+void mpk_residency_forget(moepack_residency *r, mpk_entry *e)
+{
+    pthread_mutex_lock(&r->lock);
+    if (--e->expected == 0) pthread_cond_broadcast(&r->work);
+    pthread_mutex_unlock(&r->lock);
+}
+
+size_t mpk_residency_request(moepack_residency *r, uint32_t block, const int32_t *ids, size_t count)
+{
+    size_t missing = 0;
+    pthread_mutex_lock(&r->lock);
+    for (size_t i = 0; i < count; i++) {
+        mpk_entry *e = ids[i] < 0 ? NULL : mpk_residency_entry(r, block, (uint32_t)ids[i]);
+        if (e == NULL) continue;
+        missing += e->state != MPK_ENTRY_READY;
+        if (e->state == MPK_ENTRY_ABSENT) put_in(r, e, false);
+    }
+    pthread_mutex_unlock(&r->lock);
+    return missing;
+}
+
 void mpk_residency_release(moepack_residency *r, mpk_entry *e)
 {
     pthread_mutex_lock(&r->lock);
@@ -256,17 +314,37 @@ moepack_status moepack_residency_acquire(moepack_residency *r, uint32_t block, u
 
 void moepack_residency_release(moepack_residency *r, uint32_t block, uint32_t expert)
 {
-    mpk_entry *e = mpk_residency_entry(r, block, expert);
+    mpk_entry *e = r != NULL ? mpk_residency_entry(r, block, expert) : NULL;
     if (e != NULL) mpk_residency_release(r, e);
 }
 
 void moepack_residency_prefetch(moepack_residency *r, uint32_t block, const int32_t *ids, size_t count)
 {
+    if (r != NULL && ids != NULL) (void)mpk_residency_request(r, block, ids, count);
+}
+
+/* Reserves a slot for good, before anything is read. */
+static moepack_status reserve_pin(moepack_residency *r, mpk_entry *e, moepack_error *error)
+{
+    if (e->pinned) return MOEPACK_OK;
+    if (r->pinned_count + r->least_slots >= r->slot_count)
+        return mpk_fail(error, MOEPACK_E_REFUSED, "%lu of %lu slots are pinned, a call needs %lu",
+                        (unsigned long)r->pinned_count, (unsigned long)r->slot_count, (unsigned long)r->least_slots);
+    if (!e->held && r->held_count >= r->slot_count)
+        return mpk_fail(error, MOEPACK_E_REFUSED, "all %lu slots of the residency are held",
+                        (unsigned long)r->slot_count);
+    r->pinned_count++;
+    e->pinned = true;
+    update_held(r, e);
+    return MOEPACK_OK;
+}
+
+static void drop_pin(moepack_residency *r, mpk_entry *e)
+{
     pthread_mutex_lock(&r->lock);
-    for (size_t i = 0; i < count; i++) {
-        mpk_entry *e = ids[i] < 0 ? NULL : mpk_residency_entry(r, block, (uint32_t)ids[i]);
-        if (e != NULL && e->state == MPK_ENTRY_ABSENT) put_in(r, e, false);
-    }
+    if (e->pinned) r->pinned_count--;
+    e->pinned = false;
+    update_held(r, e);
     pthread_mutex_unlock(&r->lock);
 }
 
@@ -275,26 +353,24 @@ moepack_status moepack_residency_pin(moepack_residency *r, uint32_t block, uint3
     mpk_entry *e;
     bool got;
     moepack_status status = find(r, block, expert, &e, error);
-    if (status == MOEPACK_OK) status = mpk_residency_acquire(r, e, MPK_ACQUIRE_ONCE, &got, error);
     if (status != MOEPACK_OK) return status;
     pthread_mutex_lock(&r->lock);
-    if (!e->pinned && r->pinned_count + r->least_slots >= r->slot_count)
-        status = mpk_fail(error, MOEPACK_E_REFUSED, "%lu of %lu slots are pinned, a call needs %lu",
-                          (unsigned long)r->pinned_count, (unsigned long)r->slot_count, (unsigned long)r->least_slots);
-    else if (!e->pinned)
-        r->pinned_count++, e->pinned = true;
-    drop_ref(r, e);
+    status = reserve_pin(r, e, error);
     pthread_mutex_unlock(&r->lock);
+    if (status != MOEPACK_OK) {
+        mpk_error_expert(error, expert);
+        return status;
+    }
+    status = mpk_residency_acquire(r, e, MPK_ACQUIRE_ONCE, &got, error);
+    if (status == MOEPACK_OK)
+        mpk_residency_release(r, e);
+    else
+        drop_pin(r, e);
     return status;
 }
 
 void moepack_residency_unpin(moepack_residency *r, uint32_t block, uint32_t expert)
 {
-    mpk_entry *e = mpk_residency_entry(r, block, expert);
-    if (e == NULL) return;
-    pthread_mutex_lock(&r->lock);
-    if (e->pinned) r->pinned_count--;
-    e->pinned = false;
-    update_held(r, e);
-    pthread_mutex_unlock(&r->lock);
+    mpk_entry *e = r != NULL ? mpk_residency_entry(r, block, expert) : NULL;
+    if (e != NULL) drop_pin(r, e);
 }

@@ -24,7 +24,8 @@ static bool closing(moepack_residency *r)
 }
 
 /* The record's bytes at `at`, and the addresses of its pieces. */
-static moepack_status read_units(moepack_residency *r, const mpk_entry *e, uint8_t *at, moepack_error *error)
+static moepack_status read_units(moepack_residency *r, const mpk_entry *e, uint8_t *at, uint64_t *bytes,
+                                 moepack_error *error)
 {
     mpk_load_job *job = &r->job;
     for (size_t u = e->first_unit; u < e->first_unit + e->unit_count; u++) {
@@ -32,6 +33,7 @@ static moepack_status read_units(moepack_residency *r, const mpk_entry *e, uint8
         unit.bytes = at + (unit.offset - e->offset);
         if (closing(r)) return mpk_fail(error, MOEPACK_E_INTERRUPTED, "the residency is being closed");
         moepack_status status = read_pages(r, e, &unit, unit.bytes, error);
+        if (status == MOEPACK_OK) *bytes += unit.length;
         if (status == MOEPACK_OK && job->options.check != MOEPACK_CHECK_NONE)
             status = mpk_load_check_unit(job, &unit, error);
         if (status != MOEPACK_OK) return status;
@@ -43,12 +45,14 @@ static moepack_status read_units(moepack_residency *r, const mpk_entry *e, uint8
     return MOEPACK_OK;
 }
 
-moepack_status mpk_residency_read(moepack_residency *r, mpk_entry *e, uint8_t *stage, moepack_error *error)
+moepack_status mpk_residency_read(moepack_residency *r, mpk_entry *e, uint8_t *stage, uint64_t *bytes,
+                                  moepack_error *error)
 {
     mpk_load_job *job = &r->job;
     moepack_load *load = job->load;
     uint8_t *slot = load->moved.base + e->slot * r->slot_bytes;
-    moepack_status status = read_units(r, e, stage != NULL ? stage : slot, error);
+    *bytes = 0;
+    moepack_status status = read_units(r, e, stage != NULL ? stage : slot, bytes, error);
     for (size_t o = e->first_order; status == MOEPACK_OK && o < e->first_order + e->order_count; o++)
         status = mpk_load_check_piece(job, o, error);
     uint64_t at = 0;

@@ -1,13 +1,13 @@
-/* A layer with the experts of a residency. Each (token, slot) pair's expert output is computed by the layer's own code,
- * as one expert with weight 1 (its own where that enters inside the expert), when its expert is in memory: 1 * o + 0 is
- * o, but for the sign of a zero, which no sum that starts at +0 can show. The outputs are then added in slot order with
- * the layer's own operation, so that the bits are those of moepack_layer_run. */
+/* A layer with the experts of a residency. Each (token, slot) pair's expert output is computed by the layer's own code
+ * when its expert is in memory. The outputs are then added in slot order with the layer's own kernel, so that the bits
+ * are those of moepack_layer_run. */
 #include "residency.h"
 
 #include "bytes.h"
+#include "cpu/elementary.h"
+#include "cpu/kernels.h"
 #include "error.h"
 
-#include <math.h>
 #include <stdlib.h>
 
 #define PART_TOKENS ((size_t)256)
@@ -24,7 +24,7 @@ typedef struct part {
     const float *weights, *z;
     float *o;          /* [T k][L] */
     float *rows, *out; /* [T k][L] inputs and outputs of one batch */
-    float *factors;    /* [T k] weights of a batch where they enter inside the experts, else 1 */
+    float *factors;    /* [T k] weights of a batch, for policies where they enter inside the experts */
     int32_t *batch_ids;
     size_t *pairs;
     uint8_t *need, *present; /* [E] */
@@ -43,32 +43,48 @@ static moepack_status compute(part *p, moepack_error *error)
         if (!p->present[p->ids[i]]) continue;
         memcpy(p->rows + count * p->width, p->z + i / p->k * p->width, p->width * sizeof(float));
         p->batch_ids[count] = p->ids[i];
-        p->factors[count] = view.policy.weight_applied == MOEPACK_APPLY_OUTPUT ? 1.0f : p->weights[i];
+        p->factors[count] = p->weights[i];
         p->pairs[count++] = i;
     }
-    const mpk_experts_input in = {p->rows, p->batch_ids, p->factors, 1, true};
+    const mpk_experts_input in = {p->rows, p->batch_ids, p->factors, 1, true, true};
     moepack_status status = mpk_layer_experts(&view, &in, count, p->how, p->out, error);
     for (size_t i = 0; i < count && status == MOEPACK_OK; i++)
         memcpy(p->o + p->pairs[i] * p->width, p->out + i * p->width, p->width * sizeof(float));
     return status;
 }
 
-/* Acquires up to `limit` of the experts that are there, else waits for the first. */
-static moepack_status take_batch(part *p, size_t limit, size_t *count, moepack_error *error)
+static mpk_entry *entry_of(const part *p, int32_t expert)
 {
-    moepack_status status = MOEPACK_OK;
+    return mpk_residency_entry(p->r, p->block, (uint32_t)expert);
+}
+
+static moepack_status take_one(part *p, int32_t expert, mpk_acquire how, size_t *count, moepack_error *error)
+{
     bool got = false;
-    *count = 0;
-    for (size_t i = 0; i < p->wanted_count && *count < limit && status == MOEPACK_OK; i++) {
-        status = mpk_residency_acquire(p->r, mpk_residency_entry(p->r, p->block, (uint32_t)p->wanted[i]),
-                                       MPK_ACQUIRE_TRY, &got, error);
-        if (got) p->present[p->wanted[i]] = 1, ++*count;
-    }
-    if (*count > 0 || status != MOEPACK_OK) return status;
-    status = mpk_residency_acquire(p->r, mpk_residency_entry(p->r, p->block, (uint32_t)p->wanted[0]), MPK_ACQUIRE_WAIT,
-                                   &got, error);
-    if (got) p->present[p->wanted[0]] = 1, ++*count;
+    const moepack_status status = mpk_residency_acquire(p->r, entry_of(p, expert), how, &got, error);
+    if (got) p->present[expert] = 1, ++*count;
     return status;
+}
+
+/* Experts of the next batch. Those that are used up make room for those that are missing: while there are any, a batch
+ * is as small as keeps every reader busy. */
+static size_t batch_limit(const part *p, size_t missing)
+{
+    const size_t slots = p->r->slot_count, half = slots > 1 ? slots / 2 : 1, readers = p->r->options.threads;
+    if (missing == 0) return slots;
+    return readers < half ? readers : half;
+}
+
+/* Acquires some of the wanted experts that are there, else waits for the first. */
+static moepack_status take_batch(part *p, moepack_error *error)
+{
+    const size_t limit = batch_limit(p, mpk_residency_request(p->r, p->block, p->wanted, p->wanted_count));
+    moepack_status status = MOEPACK_OK;
+    size_t count = 0;
+    for (size_t i = 0; i < p->wanted_count && count < limit && status == MOEPACK_OK; i++)
+        status = take_one(p, p->wanted[i], MPK_ACQUIRE_TRY, &count, error);
+    if (count > 0 || status != MOEPACK_OK) return status;
+    return take_one(p, p->wanted[0], MPK_ACQUIRE_WAIT, &count, error);
 }
 
 static void give_batch(part *p)
@@ -80,7 +96,8 @@ static void give_batch(part *p)
             p->wanted[kept++] = e;
             continue;
         }
-        mpk_residency_release(p->r, mpk_residency_entry(p->r, p->block, (uint32_t)e));
+        mpk_residency_forget(p->r, entry_of(p, e)); /* first, so that its slot is free once it is released */
+        mpk_residency_release(p->r, entry_of(p, e));
         p->present[e] = 0;
     }
     p->wanted_count = kept;
@@ -96,27 +113,30 @@ static moepack_status run_experts(part *p, moepack_error *error)
         if (p->counts[p->ids[i]]) p->need[p->ids[i]] = 1;
     for (uint32_t e = 0; e < p->experts; e++)
         if (p->need[e]) p->wanted[p->wanted_count++] = (int32_t)e;
+    mpk_residency_expect(p->r, p->block, p->wanted, p->wanted_count);
     while (p->wanted_count > 0 && status == MOEPACK_OK) {
-        size_t count;
-        moepack_residency_prefetch(p->r, p->block, p->wanted, p->wanted_count);
-        status = take_batch(p, p->r->slot_count, &count, error);
+        status = take_batch(p, error);
         if (status == MOEPACK_OK) status = compute(p, error);
         give_batch(p);
     }
+    for (size_t i = 0; i < p->wanted_count; i++) mpk_residency_forget(p->r, entry_of(p, p->wanted[i]));
     return status;
 }
 
-/* In slot order, by the fused multiply-add that kernels use (spec/numerics.md), so with their bits. */
+/* Step 6 of spec/numerics.md: in slot order from +0, rounded as in a kernel's thread. */
 static void add_up(const part *p, float *s)
 {
     const bool weigh = p->dense->policy.weight_applied == MOEPACK_APPLY_OUTPUT;
+    mpk_float_guard guard;
+    mpk_float_enter(&guard);
     memset(s, 0, p->tokens * p->width * sizeof *s);
     for (size_t i = 0; i < p->tokens * p->k; i++) {
         if (!p->counts[p->ids[i]]) continue;
-        const float *o = p->o + i * p->width;
-        float *to = s + i / p->k * p->width;
-        for (size_t c = 0; c < p->width; c++) to[c] = fmaf(weigh ? p->weights[i] : 1.0f, o[c], to[c]);
+        p->how->kernels->accumulate(weigh ? p->weights[i] : 1.0f, p->o + i * p->width, s + i / p->k * p->width,
+                                    p->width);
     }
+    for (size_t i = 0; i < p->tokens * p->width; i++) s[i] = mpk_canonical(s[i]);
+    mpk_float_leave(&guard);
 }
 
 static void *take(uint8_t **at, size_t count, size_t size)
@@ -193,6 +213,7 @@ moepack_status mpk_residency_run_view(moepack_residency *r, uint32_t block, cons
         p.ids = ids, p.weights = weights, p.z = z;
         float *s = out->s != NULL ? out->s + t * p.width : sums;
         mpk_layer_options part_how = *how;
+        part_how.sequences = 0; /* they count for a capacity only */
         if (how->token_ids != NULL) part_how.token_ids = how->token_ids + t;
         status = mpk_layer_begin(view, x + t * hidden, p.tokens, &part_how, ids, weights, z, error);
         if (status == MOEPACK_OK && want && !partial) status = check_selected(&p, entry->holds, t, error);

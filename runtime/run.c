@@ -263,7 +263,7 @@ moepack_status moepack_experts_run(const moepack_load *load, uint32_t block, con
     if (status == MOEPACK_OK) status = refuse_capacity(&c, error);
     if (status != MOEPACK_OK) return status;
     status = prepare_call(&c, false, error);
-    const mpk_experts_input in = {z, ids, weights, slots, !c.given.partial};
+    const mpk_experts_input in = {z, ids, weights, slots, !c.given.partial, false};
     if (status == MOEPACK_OK) status = mpk_layer_experts(&c.view, &in, tokens, &c.how, s, error);
     return name_block(&c, status, error);
 }

@@ -247,10 +247,13 @@ typedef struct moepack_residency_report {
     uint64_t misses;         /* acquired, and read for it */
     uint64_t misses_in_time; /* of these: already there, thanks to a prefetch */
     uint64_t evictions;
-    uint64_t bytes_read, bytes_verified; /* of experts */
-    uint64_t resident_bytes;             /* dense tensors, and slots with an expert */
-    double wait_seconds;                 /* of all acquiring threads */
-    char io_reason[160];                 /* as in moepack_load_report, of the dense tensors and of experts */
+    uint64_t failed_reads;               /* of experts; they count as neither hit nor miss */
+    uint64_t bytes_read, bytes_verified; /* of experts, also by reads that failed in the end */
+    uint64_t dense_bytes_read, dense_bytes_verified;
+    uint64_t resident_bytes; /* dense tensors, and slots with an expert */
+    double wait_seconds;     /* of all acquiring threads */
+    moepack_io io;           /* as in moepack_load_report, of the dense tensors */
+    char io_reason[160];     /* the same, of the dense tensors and of experts */
 } moepack_residency_report;
 
 typedef struct moepack_residency moepack_residency;
@@ -278,8 +281,8 @@ MOEPACK_API void moepack_residency_release(moepack_residency *residency, uint32_
 MOEPACK_API const void *moepack_residency_section(moepack_residency *residency, uint32_t block, uint32_t expert,
                                                   uint32_t s, uint64_t *length);
 /* Asks for experts that will be needed (a router's top-k of the next tokens), in this order, and returns at once. Ids
- * that this rank does not hold are passed over. What is in use, or was prefetched and not used yet, does not give way
- * to a prefetch; a failure shows when the expert is acquired. */
+ * that this rank does not hold are passed over. What is in use, what a run that began will use, and what was prefetched
+ * and not used yet, does not give way to a prefetch; a failure shows when the expert is acquired. */
 MOEPACK_API void moepack_residency_prefetch(moepack_residency *residency, uint32_t block, const int32_t *ids,
                                             size_t count);
 /* Reads an expert and keeps it until unpinned. REFUSED where fewer than k slots would be left. */
@@ -287,9 +290,10 @@ MOEPACK_API moepack_status moepack_residency_pin(moepack_residency *residency, u
                                                  moepack_error *error);
 MOEPACK_API void moepack_residency_unpin(moepack_residency *residency, uint32_t block, uint32_t expert);
 MOEPACK_API void moepack_residency_report_get(moepack_residency *residency, moepack_residency_report *report);
-/* moepack_layer_run with the experts of a residency: the same bits. Experts in memory are computed while the others are
- * read; every expert is read at most once for a part of up to 256 tokens, whose expert outputs [tokens, k, L] F32 are
- * kept (at most 128 MiB). */
+/* moepack_layer_run with the experts of a residency: the same bits. Experts in memory are computed, few at a time while
+ * others are still to be read; every expert is read at most once for a part of up to 256 tokens (unless other threads
+ * use the residency, too), whose expert outputs [tokens, k, L] F32 are kept (at most 128 MiB). It waits while others
+ * hold every slot: the calling thread must not. */
 MOEPACK_API moepack_status moepack_residency_run(moepack_residency *residency, uint32_t block, const float *x,
                                                  size_t tokens, const moepack_layer_options *options,
                                                  const moepack_layer_output *output, moepack_error *error);

@@ -6,6 +6,8 @@
 #include "io/io.h"
 
 #include <errno.h>
+#include <fenv.h>
+#include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -115,6 +117,106 @@ static void every_budget_gives_the_same_bits(void **state)
             }
 }
 
+/* NaN, infinities, zeros of both signs, subnormal and huge numbers, in a caller that rounds upwards. */
+static void odd_numbers_give_the_same_bits(void **state)
+{
+    (void)state;
+    static const float odd[] = {NAN, INFINITY, -INFINITY, -0.0f, 1e-42f, -3e38f, 3e38f, 1e20f};
+    static float strange[T * H];
+    static result base, other;
+    session s;
+    memcpy(strange, x, sizeof x);
+    for (size_t t = 1; t < T; t++) /* the first token stays ordinary */
+        for (size_t i = 0; i < H; i += t % 3 == 0 ? 1 : 29) strange[t * H + i] = odd[(t / 3 + i) % 8];
+    for (size_t i = 0; i < H; i++) strange[2 * H + i] = -0.0f;
+    moepack_residency *r = with_slots(&s, paths[0], K, MOEPACK_EVICT_LRU);
+    assert_ok(session_load(&s, 0, MOEPACK_IO_DIRECT, MOEPACK_CHECK_ON_LOAD), &s.error);
+    const int rounding = fegetround();
+    for (int compute = 0; compute < 2; compute++)
+        for (unsigned threads = 1; threads <= 2; threads++) {
+            moepack_layer_options options;
+            moepack_layer_options_init(&options);
+            options.compute = (moepack_compute)compute;
+            options.threads = threads;
+            const moepack_layer_output want = {base.y, base.s, base.ids, base.weights, NULL};
+            const moepack_layer_output got = {other.y, other.s, other.ids, other.weights, NULL};
+            memset(&other, 0x55, sizeof other);
+            assert_ok(moepack_layer_run(s.load, 1, strange, T, &options, &want, &s.error), &s.error);
+            fesetround(FE_UPWARD);
+            moepack_status status = moepack_residency_run(r, 1, strange, T, &options, &got, &s.error);
+            fesetround(rounding);
+            assert_ok(status, &s.error);
+            assert_memory_equal(&base, &other, sizeof base);
+        }
+    size_t odd_sums = 0;
+    for (size_t i = 0; i < T * L; i++) odd_sums += isfinite(base.s[i]) ? 0 : 1;
+    assert_true(odd_sums > 0 && odd_sums < T * L);
+    moepack_residency_free(r);
+    session_close(&s);
+}
+
+/* What is in memory is used before it makes room for what is not. */
+static void a_run_uses_what_is_there(void **state)
+{
+    (void)state;
+    static result out;
+    enum {
+        SLOTS = 4
+    };
+    session s;
+    moepack_residency_report before, after;
+    bool selected[7] = {false};
+    uint64_t wanted = 0, there = 0;
+    moepack_residency *r = with_slots(&s, paths[0], SLOTS, MOEPACK_EVICT_LRU);
+    const moepack_layer_output to = {NULL, out.s, out.ids, NULL, NULL};
+    assert_ok(moepack_residency_run(r, 0, x, T, NULL, &to, &s.error), &s.error);
+    for (size_t i = 0; i < T * K; i++) selected[out.ids[i]] = true;
+    for (uint32_t e = 3; e < 7; e++) assert_ok(moepack_residency_acquire(r, 0, e, &s.error), &s.error);
+    for (uint32_t e = 3; e < 7; e++) moepack_residency_release(r, 0, e);
+    for (int e = 0; e < 7; e++) wanted += selected[e], there += selected[e] && e >= 3;
+    assert_true(wanted > SLOTS && there > 0);
+    moepack_residency_report_get(r, &before);
+    assert_ok(moepack_residency_run(r, 0, x, T, NULL, &to, &s.error), &s.error);
+    moepack_residency_report_get(r, &after);
+    assert_int_equal(after.hits - before.hits, there);
+    assert_int_equal(after.misses - before.misses, wanted - there);
+    moepack_residency_free(r);
+    session_close(&s);
+}
+
+static void wrong_calls_are_refused_or_ignored(void **state)
+{
+    (void)state;
+    session s;
+    moepack_residency *r;
+    moepack_residency_report report;
+    uint64_t length;
+    const int32_t id = 0;
+    session_plan(&s, paths[0], NULL, 1, 0, NULL);
+    for (int i = 0; i < 3; i++) {
+        moepack_residency_options options;
+        moepack_residency_options_init(&options);
+        options.budget = UINT64_C(1) << 40;
+        if (i == 0) options.evict = (moepack_evict)7;
+        if (i == 1) options.io = (moepack_io)2;
+        if (i == 2) options.check = (moepack_check)3;
+        assert_status(moepack_residency_create(s.pack, s.placement, 0, &options, &r, &s.error), MOEPACK_E_USAGE,
+                      &s.error);
+        assert_null(r);
+    }
+    assert_status(moepack_residency_acquire(NULL, 0, 0, &s.error), MOEPACK_E_INCOMPLETE, &s.error);
+    assert_status(moepack_residency_pin(NULL, 0, 0, &s.error), MOEPACK_E_INCOMPLETE, &s.error);
+    assert_null(moepack_residency_section(NULL, 0, 0, 0, &length));
+    moepack_residency_release(NULL, 0, 0);
+    moepack_residency_unpin(NULL, 0, 0);
+    moepack_residency_prefetch(NULL, 0, &id, 1);
+    memset(&report, 0xff, sizeof report);
+    moepack_residency_report_get(NULL, &report);
+    assert_int_equal(report.slots, 0);
+    moepack_residency_free(NULL);
+    session_close(&s);
+}
+
 static void too_small_a_budget_is_refused_with_the_numbers(void **state)
 {
     (void)state;
@@ -164,8 +266,14 @@ static void pinned_and_held_experts_stay(void **state)
     (void)state;
     session s;
     moepack_residency *r = with_slots(&s, paths[0], 3, MOEPACK_EVICT_LRU);
+    moepack_residency_report before, after;
     assert_ok(moepack_residency_pin(r, 0, 0, &s.error), &s.error);
+    assert_ok(moepack_residency_pin(r, 0, 0, &s.error), &s.error); /* again: no second slot */
+    moepack_residency_report_get(r, &before);
     assert_status(moepack_residency_pin(r, 0, 1, &s.error), MOEPACK_E_REFUSED, &s.error);
+    moepack_residency_report_get(r, &after); /* refused before anything was read */
+    assert_int_equal(after.bytes_read, before.bytes_read);
+    assert_int_equal(after.misses, 1);
     for (uint32_t e = 1; e < 7; e++) use(r, e);
     assert_true(hit(r, 0));
     assert_ok(moepack_residency_acquire(r, 0, 1, &s.error), &s.error);
@@ -175,6 +283,8 @@ static void pinned_and_held_experts_stay(void **state)
     assert_ok(moepack_residency_acquire(r, 0, 3, &s.error), &s.error);
     moepack_residency_release(r, 0, 2);
     moepack_residency_release(r, 0, 3);
+    moepack_residency_unpin(r, 0, 0);
+    assert_ok(moepack_residency_pin(r, 0, 5, &s.error), &s.error);
     moepack_residency_free(r);
     session_close(&s);
 }
@@ -187,7 +297,7 @@ static void damage_is_named_and_the_rest_stays_usable(void **state)
     moepack_section section;
     snprintf(path, sizeof path, "%s/damaged.moepack", root);
     copy_tree(paths[0], path);
-    moepack_residency *r = with_slots(&s, path, 2, MOEPACK_EVICT_LRU);
+    moepack_residency *r = with_slots(&s, path, 3, MOEPACK_EVICT_LRU);
     place_of(s.pack, 0, 4, 2, name, &section);
     flip_byte(path, name, section.offset + section.stored_length / 2, 0x10);
     const int32_t ids[] = {4, 1, -7, 99};
@@ -197,9 +307,17 @@ static void damage_is_named_and_the_rest_stays_usable(void **state)
         assert_mentions(&s.error, "expert 4");
     }
     use(r, 1);
+    moepack_residency_report before, after;
+    moepack_residency_report_get(r, &before);
+    assert_true(before.failed_reads >= 2);
+    assert_int_equal(before.hits + before.misses, 1);
     atomic_store(&failing, 1);
     assert_status(moepack_residency_acquire(r, 0, 5, &s.error), MOEPACK_E_IO, &s.error);
+    assert_status(moepack_residency_pin(r, 0, 5, &s.error), MOEPACK_E_IO, &s.error);
     atomic_store(&failing, 0);
+    moepack_residency_report_get(r, &after);
+    assert_int_equal(after.bytes_read, before.bytes_read);
+    assert_true(after.failed_reads > before.failed_reads);
     use(r, 5);
     moepack_residency_prefetch(r, 0, (const int32_t[]){2, 3}, 2); /* cancelled by the end */
     moepack_residency_free(r);
@@ -251,15 +369,63 @@ static void many_threads(void **state)
     session_close(&s);
 }
 
+typedef struct runner {
+    moepack_residency *r;
+    moepack_status status;
+    moepack_error error;
+    result out;
+} runner;
+
+static void *runner_thread(void *argument)
+{
+    runner *own = argument;
+    const moepack_layer_output to = {own->out.y, own->out.s, own->out.ids, own->out.weights, NULL};
+    moepack_layer_options options;
+    moepack_layer_options_init(&options);
+    options.threads = 1;
+    for (int i = 0; i < 3 && own->status == MOEPACK_OK; i++)
+        own->status = moepack_residency_run(own->r, 0, x, T, &options, &to, &own->error);
+    return NULL;
+}
+
+/* More runs at once than there are slots. */
+static void runs_at_the_same_time(void **state)
+{
+    (void)state;
+    static runner own[4];
+    static result base;
+    session s;
+    pthread_t threads[4];
+    moepack_residency *r = with_slots(&s, paths[1], K, MOEPACK_EVICT_LRU);
+    const moepack_layer_output want = {base.y, base.s, base.ids, base.weights, NULL};
+    assert_ok(session_load(&s, 0, MOEPACK_IO_DIRECT, MOEPACK_CHECK_ON_LOAD), &s.error);
+    assert_ok(moepack_layer_run(s.load, 0, x, T, NULL, &want, &s.error), &s.error);
+    for (int i = 0; i < 4; i++) {
+        own[i].r = r;
+        assert_int_equal(pthread_create(&threads[i], NULL, runner_thread, &own[i]), 0);
+    }
+    for (int i = 0; i < 4; i++) pthread_join(threads[i], NULL);
+    for (int i = 0; i < 4; i++) {
+        assert_ok(own[i].status, &own[i].error);
+        assert_memory_equal(&own[i].out, &base, sizeof base);
+    }
+    moepack_residency_free(r);
+    session_close(&s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_budget_gives_the_same_bits),
+        cmocka_unit_test(odd_numbers_give_the_same_bits),
+        cmocka_unit_test(a_run_uses_what_is_there),
+        cmocka_unit_test(wrong_calls_are_refused_or_ignored),
         cmocka_unit_test(too_small_a_budget_is_refused_with_the_numbers),
         cmocka_unit_test(eviction_follows_the_policy),
         cmocka_unit_test(pinned_and_held_experts_stay),
         cmocka_unit_test(damage_is_named_and_the_rest_stays_usable),
         cmocka_unit_test(many_threads),
+        cmocka_unit_test(runs_at_the_same_time),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
