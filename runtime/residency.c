@@ -9,6 +9,7 @@
 
 /* A few requests in flight keep a drive busy; more would hold slots that are not usable yet. */
 #define DEFAULT_READERS 4u
+#define MOST_READERS 64u
 
 void moepack_residency_options_init(moepack_residency_options *options)
 {
@@ -154,24 +155,35 @@ static void count_least_slots(moepack_residency *r)
     }
 }
 
-/* Slots that fit beside `dense` bytes. With as few readers as needed to fit. */
-static moepack_status fit(moepack_residency *r, uint64_t dense, moepack_error *error)
+/* Bytes that a call needs beside `dense` bytes, with one reader. REFUSED where the budget is smaller. */
+static moepack_status check_budget(const moepack_residency *r, uint64_t dense, bool exact, moepack_error *error)
 {
     const uint64_t budget = r->options.budget, least = r->least_slots;
-    uint64_t needed, stages = r->stage_bytes * r->options.threads;
-    if (!mpk_mul64(least, r->slot_bytes, &needed) || !mpk_add64(needed, dense, &needed) ||
-        !mpk_add64(needed, r->stage_bytes, &needed) || needed > budget)
-        return mpk_fail(error, MOEPACK_E_REFUSED,
-                        "a call needs %" PRIu64 " bytes: dense tensors %" PRIu64 ", %" PRIu64 " experts of %" PRIu64
-                        ", read buffer %" PRIu64 "; the budget is %" PRIu64,
-                        needed, dense, least, r->slot_bytes, r->stage_bytes, budget);
-    while (r->options.threads > 1 && needed - r->stage_bytes + stages > budget) {
+    uint64_t needed;
+    if (mpk_mul64(least, r->slot_bytes, &needed) && mpk_add64(needed, dense, &needed) &&
+        mpk_add64(needed, r->stage_bytes, &needed) && needed <= budget)
+        return MOEPACK_OK;
+    return mpk_fail(error, MOEPACK_E_REFUSED,
+                    "a call needs %s%" PRIu64 " bytes: dense tensors %" PRIu64 ", %" PRIu64 " experts of %" PRIu64
+                    ", read buffer %" PRIu64 "; the budget is %" PRIu64,
+                    exact ? "" : "at least ", needed, dense, least, r->slot_bytes, r->stage_bytes, budget);
+}
+
+/* Slots that fit beside the dense tensors. With as few readers as needed to fit. */
+static moepack_status fit(moepack_residency *r, moepack_error *error)
+{
+    const uint64_t least = r->least_slots * r->slot_bytes;
+    moepack_status status = check_budget(r, r->dense_bytes, true, error);
+    if (status != MOEPACK_OK) return status;
+    const uint64_t left = r->options.budget - r->dense_bytes;
+    uint64_t stages = r->stage_bytes * r->options.threads;
+    while (r->options.threads > 1 && least + stages > left) {
         r->options.threads--;
         stages -= r->stage_bytes;
     }
-    const uint64_t slots = (budget - dense - stages) / r->slot_bytes;
+    const uint64_t slots = (left - stages) / r->slot_bytes;
     r->slot_count = (uint32_t)(slots < r->entry_count ? slots : r->entry_count);
-    r->report.budget_used = dense + stages + r->slot_count * r->slot_bytes;
+    r->report.budget_used = r->dense_bytes + stages + r->slot_count * r->slot_bytes;
     return MOEPACK_OK;
 }
 
@@ -241,9 +253,9 @@ static moepack_status build(moepack_residency *r, const moepack_placement *place
     status = size_slots(r, error);
     count_least_slots(r);
     /* Asked before anything large is read; what the dense tensors really take is known afterwards. */
-    if (status == MOEPACK_OK) status = fit(r, moepack_plan_dense_bytes(r->dense_plan), error);
+    if (status == MOEPACK_OK) status = check_budget(r, moepack_plan_dense_bytes(r->dense_plan), false, error);
     if (status == MOEPACK_OK) status = load_dense(r, placement, rank, error);
-    if (status == MOEPACK_OK) status = fit(r, r->dense_bytes, error);
+    if (status == MOEPACK_OK) status = fit(r, error);
     if (status == MOEPACK_OK) status = make_slots(r, error);
     if (status == MOEPACK_OK) status = open_files(r, error);
     if (status == MOEPACK_OK) status = start_threads(r, error);
@@ -297,6 +309,7 @@ moepack_status moepack_residency_create(moepack_pack *pack, const moepack_placem
         const unsigned usable = mpk_workers_default();
         r->options.threads = usable < DEFAULT_READERS ? usable : DEFAULT_READERS;
     }
+    if (r->options.threads > MOST_READERS) r->options.threads = MOST_READERS;
     r->job.options.io = MOEPACK_IO_DIRECT; /* bytes are in memory of our own either way */
     r->job.options.check = r->options.check;
     if (status == MOEPACK_OK) status = build(r, placement, rank, error);
