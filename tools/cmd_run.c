@@ -47,7 +47,9 @@ static const cli_option options[] = {
     {"rank", "R", CLI_NUMBER, AT(rank), "this rank, counted from 0", NULL, 0, UINT32_MAX - 1, AT(rank_given)},
     {"placement", "SPEC", CLI_TEXT, AT(placement),
      "linear (default), round-robin, or a JSON file; see 'moepack help plan'", NULL, 0, 0, 0},
-    {"budget", "BYTES", CLI_SIZE, AT(budget), "bytes of weights this rank may hold; more is refused (exit code 6)",
+    {"budget", "BYTES", CLI_SIZE, AT(budget),
+     "bytes of weights this rank may hold: experts are read when tokens select them, and the least recently used gives "
+     "way. The dense tensors and top-k experts must fit (else exit code 6)",
      NULL, 1, INT64_MAX, 0},
     {"compute", "bf16|f32|int8", CLI_CHOICE, AT(compute),
      "bf16 (default): inputs of products rounded to BF16, sums F32; f32: no rounding; int8 is not in this version",
@@ -81,6 +83,7 @@ static const cli_command command = {
              "MOEPACK_KERNELS=scalar|avx2|avx512 in the environment asks for one kernel set.",
     .options = options,
     .example = "  moepack run k3.moepack --layer 17 --input x.safetensors --output y.safetensors\n"
+               "  moepack run k3.moepack --layer 17 --input x.safetensors --output y.safetensors --budget 4G\n"
                "  moepack run k3.moepack --layer 17 --input x.safetensors --output s3.safetensors --ranks 16 --rank 3 "
                "--io mmap",
 };
@@ -92,7 +95,8 @@ typedef struct run_state {
     moepack_pack *pack;
     moepack_placement *placement;
     moepack_plan *plan;
-    moepack_load *load;
+    moepack_load *load;           /* NULL with --budget */
+    moepack_residency *residency; /* with --budget */
     run_input input;
     run_result result;
     uint32_t block, ranks;
@@ -100,6 +104,7 @@ typedef struct run_state {
     const char *kernels_asked, *kernels;
     unsigned threads;
     moepack_load_report loaded;
+    moepack_residency_report resident; /* with --budget, of the whole run */
     double compute_seconds;
     cli_talk talk;
     char label[MOEPACK_LABEL_MAX];
@@ -124,6 +129,8 @@ static int check_args(const run_args *args)
         return cli_failf(common, MOEPACK_E_UNSUPPORTED, "--device %.100s: built without CUDA", args->device);
     if (strcmp(args->device, "cpu") != 0)
         return cli_misuse(&command, common, "--device: '%.100s' is neither cpu nor cuda:N", args->device);
+    if (args->capacity != 0 && args->budget > 0)
+        return cli_failf(common, MOEPACK_E_UNSUPPORTED, "--capacity config is not counted with --budget");
     if (args->compute == COMPUTE_INT8)
         return cli_failf(common, MOEPACK_E_UNSUPPORTED, "--compute int8 is not in this version; bf16 and f32 are");
     return CLI_GO_ON;
@@ -148,7 +155,6 @@ static moepack_status prepare(run_state *run, moepack_error *error)
     plan_options.blocks = &run->block;
     plan_options.block_count = 1;
     plan_options.dense = true;
-    plan_options.budget = args->budget;
     if (status == MOEPACK_OK)
         status = moepack_plan_create(run->pack, run->placement, (uint32_t)args->rank, &plan_options, &run->plan, error);
     return status;
@@ -163,9 +169,40 @@ static void on_load_progress(void *user, uint64_t done, uint64_t total)
     cli_talk_progress(&run->talk, &progress);
 }
 
+/* With --budget: the dense tensors, and slots for experts. */
+static moepack_status make_residency(run_state *run, moepack_error *error)
+{
+    moepack_residency_options residency_options;
+    moepack_residency_options_init(&residency_options);
+    residency_options.blocks = &run->block;
+    residency_options.block_count = 1;
+    residency_options.budget = run->args->budget;
+    residency_options.io = (moepack_io)run->args->io;
+    residency_options.check = (moepack_check)run->args->check;
+    if (residency_options.io == MOEPACK_IO_MMAP) cli_catch_sigbus(&run->args->common, run->path);
+    const double started = cli_seconds();
+    moepack_status status = moepack_residency_create(run->pack, run->placement, (uint32_t)run->args->rank,
+                                                     &residency_options, &run->residency, error);
+    run->loaded.seconds = cli_seconds() - started;
+    return status;
+}
+
+/* What was read is known at the end. */
+static void note_residency(run_state *run)
+{
+    moepack_residency_report *resident = &run->resident;
+    moepack_residency_report_get(run->residency, resident);
+    run->loaded.bytes_wanted = moepack_plan_dense_bytes(run->plan) + moepack_plan_expert_bytes(run->plan);
+    run->loaded.bytes_read = resident->dense_bytes_read + resident->bytes_read;
+    run->loaded.bytes_verified = resident->dense_bytes_verified + resident->bytes_verified;
+    run->loaded.io = resident->io;
+    memcpy(run->loaded.io_reason, resident->io_reason, sizeof run->loaded.io_reason);
+}
+
 static moepack_status load(run_state *run, moepack_error *error)
 {
     moepack_load_options load_options;
+    if (run->args->budget > 0) return make_residency(run, error);
     moepack_load_options_init(&load_options);
     load_options.io = (moepack_io)run->args->io;
     load_options.check = (moepack_check)run->args->check;
@@ -219,7 +256,9 @@ static moepack_status compute_rows(run_state *run, uint64_t first, uint64_t coun
     };
     moepack_status status = run_input_read(&run->input, first, count, raw, x, error);
     double started = cli_seconds();
-    if (status == MOEPACK_OK)
+    if (status == MOEPACK_OK && run->residency != NULL)
+        status = moepack_residency_run(run->residency, run->block, x, (size_t)count, &layer_options, &output, error);
+    else if (status == MOEPACK_OK)
         status = moepack_layer_run(run->load, run->block, x, (size_t)count, &layer_options, &output, error);
     run->compute_seconds += cli_seconds() - started;
     return status;
@@ -231,9 +270,9 @@ static moepack_status compute_rows(run_state *run, uint64_t first, uint64_t coun
 static moepack_status compute(run_state *run, moepack_error *error)
 {
     /* 2048 tokens: with top 16 of 896, about 36 rows for each expert, enough to make reading its weights again per
-     * portion cheap. */
-    const uint64_t row = run->input.hidden * 4;
-    uint64_t portion = run->input.tokens < 2048 ? run->input.tokens : 2048;
+     * portion cheap. A residency takes 256 at a time. */
+    const uint64_t row = run->input.hidden * 4, most = run->residency != NULL ? 256 : 2048;
+    uint64_t portion = run->input.tokens < most ? run->input.tokens : most;
     const uint64_t sequence = sequence_length(&run->input);
     if (run->result.kept != NULL && sequence > 0)
         portion = portion > sequence ? portion / sequence * sequence : sequence;
@@ -281,6 +320,18 @@ static const char *capacity_text(const run_state *run, char buf[120])
     return buf;
 }
 
+static json_t *residency_json(const moepack_residency_report *r)
+{
+    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:f}", "budget",
+                     cli_json_u64(r->budget), "budget_used", cli_json_u64(r->budget_used), "dense_bytes",
+                     cli_json_u64(r->dense_bytes), "slots", cli_json_u64(r->slots), "slot_bytes",
+                     cli_json_u64(r->slot_bytes), "experts", cli_json_u64(r->experts), "hits", cli_json_u64(r->hits),
+                     "misses", cli_json_u64(r->misses), "misses_in_time", cli_json_u64(r->misses_in_time), "evictions",
+                     cli_json_u64(r->evictions), "bytes_read", cli_json_u64(r->bytes_read), "bytes_verified",
+                     cli_json_u64(r->bytes_verified), "resident_bytes", cli_json_u64(r->resident_bytes), "wait_seconds",
+                     r->wait_seconds);
+}
+
 static json_t *report_json(const run_state *run)
 {
     char text[120];
@@ -304,7 +355,20 @@ static json_t *report_json(const run_state *run)
         json_object_set_new(object, "capacity", json_string(capacity_text(run, text)));
         json_object_set_new(object, "dropped", cli_json_u64(dropped(run)));
     }
+    if (object != NULL && run->residency != NULL)
+        json_object_set_new(object, "residency", residency_json(&run->resident));
     return object;
+}
+
+static void print_residency(const moepack_residency_report *r)
+{
+    char a[CLI_SIZE_TEXT], b[CLI_SIZE_TEXT];
+    printf("\n  budget    %s: dense %s, ", cli_size(r->budget, a), cli_size_short(r->dense_bytes, b));
+    printf("%llu slots of %s for %llu experts; %s resident", (ull)r->slots, cli_size_short(r->slot_bytes, a),
+           (ull)r->experts, cli_size_short(r->resident_bytes, b));
+    printf("\n  experts   %llu hits, %llu misses (%llu of them read in time), %llu evictions, %s read, waited %.3f s",
+           (ull)r->hits, (ull)r->misses, (ull)r->misses_in_time, (ull)r->evictions, cli_size_short(r->bytes_read, a),
+           r->wait_seconds);
 }
 
 static void print_report(const run_state *run)
@@ -321,7 +385,9 @@ static void print_report(const run_state *run)
     if (loaded->io_reason[0] != '\0') printf(" (%s)", loaded->io_reason);
     printf("\n  verified  %s\n", cli_size(loaded->bytes_verified, a));
     printf("  load      %.3f s", loaded->seconds);
-    if (loaded->seconds > 0)
+    if (run->residency != NULL)
+        print_residency(&run->resident);
+    else if (loaded->seconds > 0)
         printf(", %s/s", cli_size_short((uint64_t)((double)loaded->bytes_wanted / loaded->seconds), a));
     if (run->result.kept != NULL)
         printf("\n  capacity  %s: %llu of %llu assignments dropped", capacity_text(run, text), (ull)dropped(run),
@@ -333,6 +399,7 @@ static void print_report(const run_state *run)
 static void run_close(run_state *run)
 {
     moepack_load_free(run->load);
+    moepack_residency_free(run->residency);
     moepack_plan_free(run->plan);
     moepack_placement_free(run->placement);
     run_result_free(&run->result);
@@ -354,6 +421,7 @@ static int run_all(run_state *run)
     if (status == MOEPACK_OK) status = load(run, &error);
     cli_talk_end(&run->talk);
     if (status == MOEPACK_OK) status = compute(run, &error);
+    if (run->residency != NULL) note_residency(run);
     if (status == MOEPACK_OK)
         status = run_write(run->args->output, run->args->overwrite, &run->input, &run->result, &error);
     if (status != MOEPACK_OK) return cli_fail(common, &error);

@@ -3,6 +3,7 @@ import filecmp
 import json
 import math
 import os
+import re
 import resource
 import shutil
 import signal
@@ -214,12 +215,72 @@ def test_kernels_by_name(ctx):
     check("scalar" in result.err, "known kernels are not named", result)
 
 
-def test_budget(ctx):
-    report = ctx.json(arguments(ctx))
-    ctx.ok(arguments(ctx, "--budget", str(report["bytes_wanted"])))
+def least_budget(ctx, *options, **more):
+    """What a refusal says that is needed, beside the budget."""
     out = ctx.path("y.safetensors")
-    ctx.fails(arguments(ctx, "--budget", "4096", out=out), 6)
+    result = ctx.fails(arguments(ctx, *options, "--budget", "4096", out=out, **more), 6, "the budget is 4096")
     check(not os.path.exists(out), "output although refused")
+    needed = int(re.search(r"needs (?:at least )?(\d+) bytes", result.err).group(1))
+    result = ctx.run(arguments(ctx, *options, "--budget", str(needed), **more))
+    if result.code == 6:  # dense tensors that are rearranged take more than is known before they are read
+        needed = int(re.search(r"needs (\d+) bytes", result.err).group(1))
+    ctx.fails(arguments(ctx, *options, "--budget", str(needed - 1), **more), 6, str(needed), "the budget is %d" % (needed - 1))
+    return needed
+
+
+def test_budget(ctx):
+    """The same bits from fewer bytes, whatever gives way; and what the report counts."""
+    canonical = ctx.pack("k3_tiny", "--layout", "canonical")
+    for options, more in (([], {}), (["--io", "mmap"], {}), (["--compute", "f32"], {}), ([], {"pack": canonical}),
+                          (["--ranks", "3", "--rank", "1"], {}), (["--ranks", "3", "--rank", "2", "--placement", "round-robin"], {})):
+        whole, out = ctx.path("y.safetensors"), ctx.path("y.safetensors")
+        full = ctx.json(arguments(ctx, *options, out=whole, **more))
+        check("residency" not in full, "a residency without --budget")
+        least = least_budget(ctx, *options, **more)
+        for budget in (least, least + 3 * 16384, 1 << 30):
+            report = ctx.json(arguments(ctx, *options, "--budget", str(budget), "--overwrite", out=out, **more))
+            check(filecmp.cmp(whole, out, shallow=False), "a budget of %d bytes changes the result" % budget)
+            resident = report["residency"]
+            used = len(set(tensors.read(out)["topk_ids"].values()) & held(ctx, options))
+            equal(report["bytes_wanted"], full["bytes_wanted"], "bytes_wanted")
+            equal(resident["budget"], budget, "budget")
+            check(resident["resident_bytes"] <= resident["budget_used"] <= budget, "more than the budget: %r" % resident)
+            check(resident["misses"] >= used, "%d misses of %d experts" % (resident["misses"], used))
+            check(resident["bytes_read"] > 0 and report["bytes_read"] >= resident["bytes_read"], "bytes_read")
+            check(report["bytes_verified"] >= resident["bytes_verified"] > 0, "bytes_verified")
+            check(resident["misses_in_time"] <= resident["misses"] and resident["wait_seconds"] >= 0, "waiting")
+            if used > resident["slots"]:
+                check(resident["evictions"] >= used - resident["slots"], "nothing gave way: %r" % resident)
+            check(budget > least or resident["slots"] < resident["experts"], "all fit: %r" % resident)
+            if resident["slots"] == resident["experts"]:
+                equal([resident["misses"], resident["hits"], resident["evictions"]], [used, 0, 0], "misses, hits, evictions")
+    equal(ctx.json(arguments(ctx, "--budget", "1G", "--check", "none"))["bytes_verified"], 0, "bytes_verified without checks")
+
+
+def held(ctx, options):
+    """Experts of the rank that the options name: k3_tiny has 23, so that three ranks hold 8, 8 and 7."""
+    if "--ranks" not in options:
+        return set(range(23))
+    rank = int(options[3])
+    return {e for e in range(23) if (e % 3 if "round-robin" in options else e // 8) == rank}
+
+
+def test_budget_text(ctx):
+    result = ctx.ok(arguments(ctx, "--budget", "1G"))
+    for part in ("budget", "slots of", "resident", "hits", "misses", "evictions", "waited"):
+        check(part in result.out, "%r is not in the report" % part, result)
+
+
+def test_budget_parts(ctx):
+    """More tokens than are computed at a time: experts that stayed are hits."""
+    x = tensors.read(ctx.golden("layer_1.safetensors"))["x"]
+    path, whole, out = ctx.path("x.safetensors"), ctx.path("y.safetensors"), ctx.path("y.safetensors")
+    tensors.write(path, {"x": tensors.Tensor("BF16", [17 * 40, 112], x.data * 40)})
+    ctx.ok(arguments(ctx, x=path, out=whole))
+    resident = ctx.json(arguments(ctx, "--budget", "1G", x=path, out=out))["residency"]
+    check(filecmp.cmp(whole, out, shallow=False), "a budget changes the result")
+    used = len(set(tensors.read(out)["topk_ids"].values()))
+    equal([resident["misses"], resident["hits"]], [used, 2 * used], "misses and hits of three parts")
 
 
 def damage(ctx, layer, expert, part):
@@ -250,6 +311,19 @@ def test_damage_is_named(ctx):
     ctx.ok(arguments(ctx, pack=pack, layer="1"))
     ctx.ok(arguments(ctx, "--ranks", "3", "--rank", "0", pack=pack, layer="2", x=x))
     ctx.fails(arguments(ctx, "--ranks", "3", "--rank", "1", pack=pack, layer="2", x=x), 3, "expert 11")
+
+
+def test_damage_under_a_budget(ctx):
+    """Read when a token selects it, named as by a load."""
+    x = ctx.golden("layer_2.safetensors")
+    chosen = tensors.read(x)["topk_ids"].values()[0]
+    pack, shard, section = damage(ctx, 2, chosen, "w2.weight_packed")
+    for options in (["--io", "direct"], ["--io", "mmap"]):
+        out = ctx.path("y.safetensors")
+        ctx.fails(arguments(ctx, *options, "--budget", "1G", pack=pack, layer="2", x=x, out=out), 3, shard, "layer 2", "expert %d" % chosen,
+                  "w2.weight_packed", "offset %d" % section["offset"])
+        check(not os.path.exists(out), "output although damaged")
+    ctx.ok(arguments(ctx, "--budget", "1G", pack=pack, layer="1"))
 
 
 def test_missing_and_short_shards(ctx):
