@@ -26,7 +26,9 @@ typedef struct mpk_entry {
     uint32_t shard, slot;
     uint32_t refs;     /* holders, and those who wait */
     uint32_t expected; /* runs that will acquire it */
-    bool held, pinned, used;
+    bool held, pinned;
+    bool used;  /* since it was read */
+    bool asked; /* by a prefetch, and not used since */
     mpk_entry_state state;
     uint64_t stamp, uses;  /* LRU: of the last use; LFU: aged number of uses */
     size_t next, previous; /* queue */
@@ -72,8 +74,8 @@ mpk_entry *mpk_residency_entry(const moepack_residency *r, uint32_t block, uint3
  * prefetch, and come before one. */
 void mpk_residency_expect(moepack_residency *r, uint32_t block, const int32_t *ids, size_t count);
 void mpk_residency_forget(moepack_residency *r, mpk_entry *e);
-/* Queues what is absent. Returns how many are not in memory yet. */
-size_t mpk_residency_request(moepack_residency *r, uint32_t block, const int32_t *ids, size_t count);
+/* Queues what is absent. `asked`: for a prefetch. Returns how many are not in memory yet. */
+size_t mpk_residency_request(moepack_residency *r, uint32_t block, const int32_t *ids, size_t count, bool asked);
 typedef enum mpk_acquire {
     MPK_ACQUIRE_TRY,  /* only what is there; *got says */
     MPK_ACQUIRE_ONCE, /* REFUSED where every slot is held */

@@ -60,7 +60,7 @@ static void put_in(moepack_residency *r, mpk_entry *e, bool front)
 typedef enum urgency {
     URGENCY_DEMANDED, /* somebody waits for it: takes any slot that nobody holds */
     URGENCY_EXPECTED, /* a run will: takes none that a run expects */
-    URGENCY_PREFETCH, /* asked for: nor one that was prefetched and not used yet */
+    URGENCY_PREFETCH, /* asked for: nor one that was asked for and not used yet */
     URGENCIES
 } urgency;
 
@@ -73,14 +73,14 @@ static bool may_give_way(const mpk_entry *e, urgency to)
 {
     if (e->state != MPK_ENTRY_READY || e->held) return false;
     if (e->expected > 0) return to == URGENCY_DEMANDED;
-    return e->used || to != URGENCY_PREFETCH;
+    return !e->asked || to != URGENCY_PREFETCH;
 }
 
 static bool gives_way_before(const moepack_residency *r, const mpk_entry *a, const mpk_entry *b)
 {
     if ((a->expected > 0) != (b->expected > 0)) return b->expected > 0;
-    if (a->used != b->used) return a->used;
-    if (r->options.evict == MOEPACK_EVICT_LFU && a->used && a->uses != b->uses) return a->uses < b->uses;
+    if (a->asked != b->asked) return b->asked;
+    if (r->options.evict == MOEPACK_EVICT_LFU && a->uses != b->uses) return a->uses < b->uses;
     return a->stamp < b->stamp;
 }
 
@@ -200,6 +200,7 @@ static void count_use(moepack_residency *r, mpk_entry *e, bool waited)
         if (!waited) r->report.misses_in_time++;
     }
     e->used = true;
+    e->asked = false;
     e->stamp = ++r->clock;
     e->uses++;
     if (++r->since_ageing < (uint64_t)AGEING * r->slot_count) return;
@@ -274,7 +275,7 @@ void mpk_residency_forget(moepack_residency *r, mpk_entry *e)
     pthread_mutex_unlock(&r->lock);
 }
 
-size_t mpk_residency_request(moepack_residency *r, uint32_t block, const int32_t *ids, size_t count)
+size_t mpk_residency_request(moepack_residency *r, uint32_t block, const int32_t *ids, size_t count, bool asked)
 {
     size_t missing = 0;
     pthread_mutex_lock(&r->lock);
@@ -282,6 +283,7 @@ size_t mpk_residency_request(moepack_residency *r, uint32_t block, const int32_t
         mpk_entry *e = ids[i] < 0 ? NULL : mpk_residency_entry(r, block, (uint32_t)ids[i]);
         if (e == NULL) continue;
         missing += e->state != MPK_ENTRY_READY;
+        e->asked = e->asked || asked;
         if (e->state == MPK_ENTRY_ABSENT) put_in(r, e, false);
     }
     pthread_mutex_unlock(&r->lock);
@@ -320,7 +322,7 @@ void moepack_residency_release(moepack_residency *r, uint32_t block, uint32_t ex
 
 void moepack_residency_prefetch(moepack_residency *r, uint32_t block, const int32_t *ids, size_t count)
 {
-    if (r != NULL && ids != NULL) (void)mpk_residency_request(r, block, ids, count);
+    if (r != NULL && ids != NULL) (void)mpk_residency_request(r, block, ids, count, true);
 }
 
 /* Reserves a slot for good, before anything is read. */

@@ -78,7 +78,7 @@ static size_t batch_limit(const part *p, size_t missing)
 /* Acquires some of the wanted experts that are there, else waits for the first. */
 static moepack_status take_batch(part *p, moepack_error *error)
 {
-    const size_t limit = batch_limit(p, mpk_residency_request(p->r, p->block, p->wanted, p->wanted_count));
+    const size_t limit = batch_limit(p, mpk_residency_request(p->r, p->block, p->wanted, p->wanted_count, false));
     moepack_status status = MOEPACK_OK;
     size_t count = 0;
     for (size_t i = 0; i < p->wanted_count && count < limit && status == MOEPACK_OK; i++)

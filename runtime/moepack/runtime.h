@@ -281,8 +281,9 @@ MOEPACK_API void moepack_residency_release(moepack_residency *residency, uint32_
 MOEPACK_API const void *moepack_residency_section(moepack_residency *residency, uint32_t block, uint32_t expert,
                                                   uint32_t s, uint64_t *length);
 /* Asks for experts that will be needed (a router's top-k of the next tokens), in this order, and returns at once. Ids
- * that this rank does not hold are passed over. What is in use, what a run that began will use, and what was prefetched
- * and not used yet, does not give way to a prefetch; a failure shows when the expert is acquired. */
+ * that this rank does not hold are passed over. What is in use, what a run that began will use, and what was asked for
+ * (in memory already or not) and not used since, does not give way to a prefetch; a failure shows when the expert is
+ * acquired. */
 MOEPACK_API void moepack_residency_prefetch(moepack_residency *residency, uint32_t block, const int32_t *ids,
                                             size_t count);
 /* Reads an expert and keeps it until unpinned. REFUSED where fewer than k slots would be left. */

@@ -261,6 +261,23 @@ static void eviction_follows_the_policy(void **state)
     }
 }
 
+/* A prefetch keeps those of its experts that are in memory, even where they would be the next to go. */
+static void a_prefetch_spares_what_it_names(void **state)
+{
+    (void)state;
+    for (int evict = 0; evict < 2; evict++) {
+        session s;
+        moepack_residency *r = with_slots(&s, paths[0], 3, (moepack_evict)evict);
+        use(r, 0), use(r, 1), use(r, 1), use(r, 2), use(r, 2);
+        const int32_t ids[] = {4, 5, 0};
+        moepack_residency_prefetch(r, 0, ids, 3);
+        use(r, 4), use(r, 5);
+        assert_true(hit(r, 0));
+        moepack_residency_free(r);
+        session_close(&s);
+    }
+}
+
 static void pinned_and_held_experts_stay(void **state)
 {
     (void)state;
@@ -422,6 +439,7 @@ int main(void)
         cmocka_unit_test(wrong_calls_are_refused_or_ignored),
         cmocka_unit_test(too_small_a_budget_is_refused_with_the_numbers),
         cmocka_unit_test(eviction_follows_the_policy),
+        cmocka_unit_test(a_prefetch_spares_what_it_names),
         cmocka_unit_test(pinned_and_held_experts_stay),
         cmocka_unit_test(damage_is_named_and_the_rest_stays_usable),
         cmocka_unit_test(many_threads),
