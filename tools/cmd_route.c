@@ -47,7 +47,11 @@ static const cli_option options[] = {
      "with --balance: safetensors file to write: the new bias [E] F32, under the name of the checkpoint's tensor "
      "('bias' where it has none)",
      NULL, 0, 0, 0},
-    {"overwrite", NULL, CLI_FLAG, AT(overwrite), "replace the output file if it exists", NULL, 0, 0, 0},
+    {"write-trace", "FILE", CLI_TEXT, AT(write_trace),
+     "text file to write: one line per token, the experts it selects separated by blanks, as 'moepack bench residency "
+     "--trace' reads it",
+     NULL, 0, 0, 0},
+    {"overwrite", NULL, CLI_FLAG, AT(overwrite), "replace output files that exist", NULL, 0, 0, 0},
     {"threads", "N", CLI_NUMBER, AT(threads), "compute threads; default: OMP_NUM_THREADS or all processors", NULL, 1,
      INT_MAX, 0},
     {0},
@@ -131,8 +135,10 @@ static int check_args(route_args *args)
         if (balance_only[i].given && !args->balance)
             return cli_misuse(&command, common, "--%s needs --balance", balance_only[i].name);
     }
-    if (args->overwrite && args->write_bias == NULL)
-        return cli_misuse(&command, common, "--overwrite needs --write-bias");
+    if (args->overwrite && args->write_bias == NULL && args->write_trace == NULL)
+        return cli_misuse(&command, common, "--overwrite needs --write-bias or --write-trace");
+    if (args->write_bias != NULL && args->write_trace != NULL && strcmp(args->write_bias, args->write_trace) == 0)
+        return cli_misuse(&command, common, "--write-bias and --write-trace name the same file");
     if (args->placement != NULL && !args->ranks_given) return cli_misuse(&command, common, "--placement needs --ranks");
     if (args->gamma_text != NULL && !read_gamma(args->gamma_text, &args->gamma))
         return cli_misuse(&command, common, "--gamma: '%.100s' is no positive number", args->gamma_text);
@@ -198,10 +204,13 @@ static moepack_status prepare(route_state *route, moepack_error *error)
 {
     const route_args *args = route->args;
     const char *name = NULL;
+    const char *const outputs[] = {args->write_bias, args->write_trace};
     moepack_status status = MOEPACK_OK;
-    if (args->write_bias != NULL) status = run_check_apart(args->write_bias, route->path, args->input, error);
-    if (args->write_bias != NULL && status == MOEPACK_OK)
-        status = run_check_output(args->write_bias, args->overwrite, error);
+    for (size_t i = 0; i < sizeof outputs / sizeof *outputs && status == MOEPACK_OK; i++) {
+        if (outputs[i] == NULL) continue;
+        status = run_check_apart(outputs[i], route->path, args->input, error);
+        if (status == MOEPACK_OK) status = run_check_output(outputs[i], args->overwrite, error);
+    }
     if (status == MOEPACK_OK) status = run_policy(route->pack, route->block, &args->policy, &route->policy, error);
     if (status == MOEPACK_OK) status = moepack_kernels_name(route->kernels, &name, error);
     if (status == MOEPACK_OK) status = run_input_open(args->input, route->policy.hidden, &route->input, error);
@@ -405,6 +414,9 @@ static moepack_status work(route_state *route, moepack_error *error)
     moepack_status status = prepare(route, error);
     if (status == MOEPACK_OK) status = route_all(route, NULL, args->balance, error);
     if (status == MOEPACK_OK) status = count(route, &route->report.load, error);
+    if (status == MOEPACK_OK && args->write_trace != NULL)
+        status = route_trace_write(args->write_trace, args->overwrite, route->ids, route->input.tokens,
+                                   route->policy.top_k, error);
     if (status != MOEPACK_OK || !args->balance) return status;
     status = count(route, &route->report.compared[BIAS_CHECKPOINT], error);
     if (status != MOEPACK_OK) return status;

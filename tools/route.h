@@ -6,7 +6,7 @@
 
 typedef struct route_args {
     cli_common common;
-    const char *layer, *input, *placement, *gamma_text, *write_bias;
+    const char *layer, *input, *placement, *gamma_text, *write_bias, *write_trace;
     uint64_t ranks, rounds, threads;
     bool balance, overwrite;
     bool rule_given, rounds_given, ranks_given;
@@ -82,6 +82,10 @@ typedef struct route_report {
     unsigned chosen;   /* BIAS_QUANTILE or BIAS_SIGN */
     const float *bias; /* [E] of the chosen rule */
 } route_report;
+
+/* Text, one line per token: ids [tokens, top_k] separated by blanks. */
+moepack_status route_trace_write(const char *path, bool overwrite, const int32_t *ids, uint64_t tokens, uint64_t top_k,
+                                 moepack_error *error);
 
 json_t *route_report_json(const route_report *report);
 void route_report_print(const route_report *report);

@@ -84,6 +84,61 @@ def one_group(tool, directory):
         check(result["kernels"] == "scalar" and result["threads"] == 1, "kernels and threads as asked")
 
 
+def lru_hit_rate(trace, slots):
+    """Of the second half. A token's own experts never make room for each other."""
+    order, hits, count = [], 0, 0
+    for number, token in enumerate(trace):
+        present = [e for e in token if e in order]
+        for expert in token:
+            if expert not in order:
+                if len(order) == slots:
+                    order.remove(next(e for e in order if e not in token))
+                order.append(expert)
+        for expert in token:
+            order.remove(expert)
+            order.append(expert)
+        if number >= len(trace) // 2:
+            hits, count = hits + len(present), count + len(token)
+    return hits / count
+
+
+def residency(tool, directory):
+    """Drawn traces: every policy and budget. A trace of a file: the hit rate of LRU is that of a plain one."""
+    shape = ["--experts", "16", "--hidden", "128", "--latent", "64", "--intermediate", "96", "--top-k", "2"]
+    report = report_of(bench(tool, directory, "residency", *FAST, *shape))
+    rates = {r["name"]: r["hit_rate"] for r in report["results"]}
+    check(list(rates) == [f"residency.{trace}.{policy}.{percent}" for trace in ("uniform", "zipf", "locality")
+                          for policy in ("lru", "lfu", "pinned") for percent in (25, 50, 75)], str(list(rates)))
+    for result in report["results"]:
+        check(0 <= result["hit_rate"] <= 1, f"{result['name']}: hit rate {result['hit_rate']}")
+        if "no misses" not in result["note"]:
+            check_result(result)
+    for trace in ("uniform", "zipf", "locality"):
+        check(rates[f"residency.{trace}.lru.25"] < rates[f"residency.{trace}.lru.75"], f"{trace}: more memory, fewer hits")
+    check(rates["residency.locality.lru.25"] > rates["residency.uniform.lru.25"] + 0.2, "locality does not show")
+    check(rates["residency.zipf.lfu.25"] > rates["residency.uniform.lfu.25"] + 0.1, "skew does not show")
+
+    trace = [[(7 * t + i * i * 3) % 12 for i in range(2)] if t % 3 else [t % 5, 5 + t % 4] for t in range(40)]
+    with tempfile.TemporaryDirectory(prefix="moepack-bench-test-") as place:
+        path = os.path.join(place, "trace.txt")
+        with open(path, "w", encoding="ascii") as file:
+            file.write("\n" + "\n".join(" ".join(map(str, token)) for token in trace) + "\n\n")
+        report = report_of(bench(tool, directory, "residency", *FAST, *TINY[2:-2], "--trace", path))
+        check(len(report["results"]) == 9, "three policies, three budgets")
+        for result in report["results"]:
+            _, source, policy, percent = result["name"].split(".")
+            check(source == "file", f"{result['name']}: not the file")
+            expected = lru_hit_rate(trace, max(2, 12 * int(percent) // 100))
+            check(policy != "lru" or abs(result["hit_rate"] - expected) < 1e-6, f"{result['name']}: {result['hit_rate']}, not {expected}")
+        for content, code in (("1 2\n3 x\n", 2), ("1 2\n", 2), ("1 -2\n3 4\n", 2), ("1 2\0\n3 4\n", 2), ("1 99999\n3 4\n", 2)):
+            with open(path, "w", encoding="ascii") as file:
+                file.write(content)
+            done = bench(tool, directory, "residency", *FAST, "--trace", path)
+            check(done.returncode == code and "trace.txt" in done.stderr, f"{content!r}: exit code {done.returncode}: {done.stderr}")
+        check(bench(tool, directory, "residency", "--trace", path + "2").returncode == 1, "no such file")
+        check(bench(tool, directory, "load", "--trace", path).returncode == 2, "a trace for load")
+
+
 def text(tool, directory):
     done = bench(tool, directory, "dense", *FAST, *TINY, json_wanted=False)
     check(done.returncode == 0, done.stderr)
@@ -134,7 +189,7 @@ def interrupted(tool, directory):
 
 def main():
     tool = sys.argv[1]
-    for test in (everything, one_group, text, mistakes, interrupted):
+    for test in (everything, one_group, residency, text, mistakes, interrupted):
         with tempfile.TemporaryDirectory(prefix="moepack-bench-test-") as directory:
             test(tool, directory)
             check(os.listdir(directory) == [], f"{test.__name__}: left behind: {os.listdir(directory)}")

@@ -7,6 +7,7 @@
  *   work.c ......... temporary directories, checkpoints and containers to measure with
  *   bench_io.c ..... read, write, hash, open, convert, verify, load
  *   bench_compute.c  router, experts, dense parts, whole layers
+ *   bench_residency.c traces of selected experts (trace.c) replayed through a residency
  *   results.c ...... samples, ratios, text and JSON */
 #ifndef MOEPACK_TOOLS_BENCH_H
 #define MOEPACK_TOOLS_BENCH_H
@@ -50,8 +51,41 @@ typedef struct bench_result {
     unsigned threads;
     const char *kernels; /* "" where none are used */
     double bytes, flops; /* of one run, on average */
+    bool has_hit_rate;
+    double hit_rate; /* of a residency */
     char note[160];
 } bench_result;
+
+/* ------------------------------------------------------------------------------------------------- traces */
+
+enum {
+    BENCH_TRACE_EXPERTS = 65536, /* ids lie below */
+    BENCH_TRACE_SEED = 1         /* of splitmix64; each kind adds its number */
+};
+
+/* Which experts tokens select. */
+typedef struct bench_trace {
+    int32_t *ids;  /* token by token */
+    size_t *first; /* [tokens + 1] number of a token's first id */
+    size_t tokens;
+    uint32_t experts, most; /* largest id + 1; most ids of one token */
+} bench_trace;
+
+/* Drawn ones. Experts of a token differ. */
+typedef enum bench_trace_kind {
+    BENCH_TRACE_UNIFORM,  /* all experts alike */
+    BENCH_TRACE_ZIPF,     /* chance proportional to 1 / rank */
+    BENCH_TRACE_LOCALITY, /* each slot keeps its expert from token to token with a chance of 0.7; new ones uniform */
+    BENCH_TRACES
+} bench_trace_kind;
+
+extern const char *const bench_trace_names[BENCH_TRACES];
+
+moepack_status bench_trace_draw(bench_trace_kind kind, uint32_t experts, uint32_t top_k, size_t tokens,
+                                bench_trace *trace, moepack_error *error);
+/* Text: one line per token, expert ids separated by blanks. Empty lines are passed over. */
+moepack_status bench_trace_read(const char *path, bench_trace *trace, moepack_error *error);
+void bench_trace_free(bench_trace *trace);
 
 /* ------------------------------------------------------------------------------------------------- machine */
 
@@ -89,6 +123,7 @@ typedef struct bench {
     const char *tmpdir;          /* NULL: $TMPDIR or /var/tmp */
     mpk_synth_geometry geometry; /* of the layer that is computed; experts 0: as memory allows */
     uint64_t io_experts;         /* of the container that is read and written */
+    bench_trace trace;           /* --trace; no tokens: traces are drawn */
     bench_machine machine;
     uint8_t *buffer; /* for limits: aligned to 2 MiB, touched */
     size_t buffer_size;
@@ -233,10 +268,12 @@ enum {
     BENCH_EXPERT = 1 << 8,
     BENCH_DENSE = 1 << 9,
     BENCH_LAYER = 1 << 10,
-    BENCH_PREFILL = 1 << 11
+    BENCH_PREFILL = 1 << 11,
+    BENCH_RESIDENCY = 1 << 12 /* not part of `all` */
 };
 
 moepack_status bench_io(bench *b, unsigned what, moepack_error *error);
 moepack_status bench_compute(bench *b, unsigned what, moepack_error *error);
+moepack_status bench_residency(bench *b, moepack_error *error);
 
 #endif

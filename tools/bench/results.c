@@ -176,6 +176,7 @@ static json_t *result_json(const bench_result *r)
                              (int)(ratio_of(r) > BENCH_SUSPECT), "note", r->note);
     if (object != NULL && more != NULL) json_object_update(object, more);
     json_decref(more);
+    if (object != NULL && r->has_hit_rate) json_object_set_new(object, "hit_rate", json_real(r->hit_rate));
     return object;
 }
 

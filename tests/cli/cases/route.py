@@ -260,3 +260,20 @@ def test_damage(ctx):
         file.write(bytes([byte ^ 1]))
     ctx.fails(arguments(ctx, pack=pack), 3, entry["file"], "layer 1", name)
     ctx.ok(arguments(ctx, pack=pack, layer="2"))
+
+
+def test_write_trace(ctx):
+    """The experts of each token in slot order, as run gives them."""
+    x, trace, out = ctx.golden("layer_1.safetensors"), ctx.path("trace.txt"), ctx.path("y.safetensors")
+    command = ["route", ctx.pack(), "--layer", "1", "--input", x, "--write-trace", trace]
+    ctx.ok(command)
+    ctx.ok(["run", ctx.pack(), "--layer", "1", "--input", x, "--output", out])
+    with open(trace, encoding="ascii") as file:
+        found = [[int(word) for word in line.split(" ")] for line in file]
+    equal(found, tensors.read(out)["topk_ids"].rows(), "experts")
+    ctx.fails(command, 6, trace, "--overwrite")
+    ctx.ok(command + ["--overwrite"])
+    ctx.fails(command[:-1] + [x, "--overwrite"], 6, "input")
+    ctx.fails(command[:-1] + [os.path.join(ctx.path("nowhere"), "t")], 1)
+    ctx.fails(command[:-1] + ["same", "--balance", "--write-bias", "same"], 2, "same file")
+    equal([name for name in os.listdir(os.path.dirname(trace)) if "partial" in name], [], "files left behind")

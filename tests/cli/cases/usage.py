@@ -47,7 +47,7 @@ def test_contract_options_exist(ctx):
         "export": "overwrite json",
         "plan": "ranks rank placement budget json",
         "run": "layer input output device rank ranks placement budget compute policy threads io check overwrite json",
-        "route": "layer input balance rule gamma rounds policy ranks placement write-bias overwrite threads json",
+        "route": "layer input balance rule gamma rounds policy ranks placement write-bias write-trace overwrite threads json",
         "synth": "seed hidden experts layers json",
     }
     for name, options in promised.items():
