@@ -152,6 +152,8 @@ moepack_status mpk_load_move_piece(mpk_load_job *job, mpk_piece *piece, moepack_
 void mpk_load_release_stored(mpk_load_job *job);
 /* load_view.c */
 moepack_status mpk_load_make_views(moepack_load *load, moepack_error *error);
+/* Room for the biases of all experts of a block whose policy is known, zeros; `bytes`: how much. */
+moepack_status mpk_load_make_biases(mpk_load_block *entry, uint32_t experts, uint64_t *bytes, moepack_error *error);
 /* Points the view of one expert at the data of its pieces. */
 moepack_status mpk_load_place_expert(const moepack_load *load, mpk_load_block *entry, uint32_t expert,
                                      moepack_error *error);

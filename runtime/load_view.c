@@ -271,16 +271,17 @@ static moepack_status place_biases(const moepack_load *load, mpk_load_block *ent
     return MOEPACK_OK;
 }
 
-/* Room for the biases of all experts of a block, zeros. */
-static moepack_status make_biases(mpk_load_block *entry, uint32_t experts, moepack_error *error)
+moepack_status mpk_load_make_biases(mpk_load_block *entry, uint32_t experts, uint64_t *bytes, moepack_error *error)
 {
     const moepack_policy *p = &entry->view.policy;
     uint64_t count;
+    *bytes = 0;
     if (!p->expert_bias) return MOEPACK_OK;
     if (p->intermediate > UINT32_MAX || p->expert_input > UINT32_MAX ||
         !mpk_mul64(2 * whole_blocks(p->intermediate) + whole_blocks(p->expert_input), experts, &count) ||
         count > SIZE_MAX / sizeof(float))
         return mpk_fail(error, MOEPACK_E_REFUSED, "more bytes than the address space has");
+    *bytes = count * sizeof(float);
     entry->expert_bias = calloc((size_t)count, sizeof(float));
     return entry->expert_bias != NULL ? MOEPACK_OK : mpk_fail(error, MOEPACK_E_REFUSED, "out of memory");
 }
@@ -339,6 +340,7 @@ moepack_status mpk_load_place_expert(const moepack_load *load, mpk_load_block *e
 
 static moepack_status make_view(const moepack_load *load, mpk_load_block *entry, moepack_error *error)
 {
+    uint64_t bytes;
     moepack_block block;
     moepack_index_block(load->index, entry->block, &block);
     moepack_status status = moepack_index_policy(load->index, block.policy, &entry->view.policy, NULL, error);
@@ -353,7 +355,7 @@ static moepack_status make_view(const moepack_load *load, mpk_load_block *entry,
     if (load->router_only && status == MOEPACK_OK)
         return mpk_fail(error, MOEPACK_E_INCOMPLETE, "only the layer's router was loaded");
     if (status == MOEPACK_OK) status = place_dense(load, entry, &block, false, error);
-    if (status == MOEPACK_OK) status = make_biases(entry, block.experts, error);
+    if (status == MOEPACK_OK) status = mpk_load_make_biases(entry, block.experts, &bytes, error);
     for (uint32_t e = 0; e < block.experts && status == MOEPACK_OK; e++)
         if (entry->holds[e]) status = mpk_load_place_expert(load, entry, e, error);
     return status;

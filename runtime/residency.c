@@ -41,7 +41,7 @@ static moepack_status load_dense(moepack_residency *r, const moepack_placement *
     r->report.dense_bytes_read = report.bytes_read;
     r->report.dense_bytes_verified = report.bytes_verified;
     const uint64_t mapped = options.io == MOEPACK_IO_MMAP ? moepack_plan_dense_bytes(r->dense_plan) : 0;
-    r->dense_bytes = mapped + r->dense->stored.size + r->dense->moved.size;
+    r->dense_bytes = mapped + r->dense->stored.size + r->dense->moved.size + r->bias_bytes;
     return MOEPACK_OK;
 }
 
@@ -136,6 +136,23 @@ static moepack_status size_slots(moepack_residency *r, moepack_error *error)
     r->slot_bytes = moves ? (moved + MPK_PAGE - 1) / MPK_PAGE * MPK_PAGE : record;
     r->stage_bytes = moves ? record : 0;
     return MOEPACK_OK;
+}
+
+/* Biases are decoded beside the slots, for all experts at once: they are small. */
+static moepack_status make_biases(moepack_residency *r, moepack_error *error)
+{
+    const moepack_load *load = r->job.load;
+    moepack_status status = MOEPACK_OK;
+    for (size_t i = 0; i < load->block_count && status == MOEPACK_OK; i++) {
+        mpk_load_block *entry = &load->blocks[i];
+        moepack_block block;
+        uint64_t bytes;
+        moepack_index_block(load->index, entry->block, &block);
+        status = moepack_index_policy(load->index, block.policy, &entry->view.policy, NULL, error);
+        if (status == MOEPACK_OK) status = mpk_load_make_biases(entry, block.experts, &bytes, error);
+        if (status == MOEPACK_OK) r->bias_bytes += bytes;
+    }
+    return status;
 }
 
 /* ---- budget ---- */
@@ -251,9 +268,11 @@ static moepack_status build(moepack_residency *r, const moepack_placement *place
     if (status != MOEPACK_OK) return status;
     assign_units(r);
     status = size_slots(r, error);
+    if (status == MOEPACK_OK) status = make_biases(r, error);
     count_least_slots(r);
     /* Asked before anything large is read; what the dense tensors really take is known afterwards. */
-    if (status == MOEPACK_OK) status = check_budget(r, moepack_plan_dense_bytes(r->dense_plan), false, error);
+    if (status == MOEPACK_OK)
+        status = check_budget(r, moepack_plan_dense_bytes(r->dense_plan) + r->bias_bytes, false, error);
     if (status == MOEPACK_OK) status = load_dense(r, placement, rank, error);
     if (status == MOEPACK_OK) status = fit(r, error);
     if (status == MOEPACK_OK) status = make_slots(r, error);

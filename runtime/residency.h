@@ -51,7 +51,7 @@ struct moepack_residency {
     size_t *block_start; /* [blocks of the load] */
     mpk_slot *slots;
     uint32_t slot_count;
-    uint64_t slot_bytes, stage_bytes, dense_bytes;
+    uint64_t slot_bytes, stage_bytes, dense_bytes, bias_bytes;
     mpk_load_memory stages;
     mpk_direct *files; /* [shards] */
     bool *opened;

@@ -18,11 +18,12 @@ typedef struct part {
     uint32_t block, experts;
     const mpk_layer_view *dense;
     const mpk_layer_options *how;
-    const uint8_t *counts; /* [E]: experts that count */
-    size_t tokens, k, width;
+    const uint8_t *counts;           /* [E]: experts that count */
+    size_t tokens, k, width, stride; /* stride: width in whole blocks of 32 */
     const int32_t *ids;
     const float *weights, *z;
-    float *o;          /* [T k][L] */
+    float *o;          /* [T k][stride] outputs of experts, padded with zeros as kernels want it */
+    float *sum;        /* [stride] */
     float *rows, *out; /* [T k][L] inputs and outputs of one batch */
     float *factors;    /* [T k] weights of a batch, for policies where they enter inside the experts */
     int32_t *batch_ids;
@@ -49,7 +50,7 @@ static moepack_status compute(part *p, moepack_error *error)
     const mpk_experts_input in = {p->rows, p->batch_ids, p->factors, 1, true, true};
     moepack_status status = mpk_layer_experts(&view, &in, count, p->how, p->out, error);
     for (size_t i = 0; i < count && status == MOEPACK_OK; i++)
-        memcpy(p->o + p->pairs[i] * p->width, p->out + i * p->width, p->width * sizeof(float));
+        memcpy(p->o + p->pairs[i] * p->stride, p->out + i * p->width, p->width * sizeof(float));
     return status;
 }
 
@@ -129,13 +130,13 @@ static void add_up(const part *p, float *s)
     const bool weigh = p->dense->policy.weight_applied == MOEPACK_APPLY_OUTPUT;
     mpk_float_guard guard;
     mpk_float_enter(&guard);
-    memset(s, 0, p->tokens * p->width * sizeof *s);
-    for (size_t i = 0; i < p->tokens * p->k; i++) {
-        if (!p->counts[p->ids[i]]) continue;
-        p->how->kernels->accumulate(weigh ? p->weights[i] : 1.0f, p->o + i * p->width, s + i / p->k * p->width,
-                                    p->width);
+    for (size_t t = 0; t < p->tokens; t++) {
+        memset(p->sum, 0, p->stride * sizeof *p->sum);
+        for (size_t i = t * p->k; i < (t + 1) * p->k; i++)
+            if (p->counts[p->ids[i]])
+                p->how->kernels->accumulate(weigh ? p->weights[i] : 1.0f, p->o + i * p->stride, p->sum, p->stride);
+        for (size_t c = 0; c < p->width; c++) s[t * p->width + c] = mpk_canonical(p->sum[c]);
     }
-    for (size_t i = 0; i < p->tokens * p->width; i++) s[i] = mpk_canonical(s[i]);
     mpk_float_leave(&guard);
 }
 
@@ -154,7 +155,8 @@ static size_t lay_out(part *p, size_t tokens, uint8_t *base, float **z, float **
     *z = take(&at, tokens * p->width, sizeof(float));
     *weights = take(&at, pairs, sizeof(float));
     *ids = take(&at, pairs, sizeof(int32_t));
-    p->o = take(&at, pairs * p->width, sizeof(float));
+    p->o = take(&at, pairs * p->stride, sizeof(float));
+    p->sum = take(&at, p->stride, sizeof(float));
     p->rows = take(&at, pairs * p->width, sizeof(float));
     p->out = take(&at, pairs * p->width, sizeof(float));
     p->factors = take(&at, pairs, sizeof(float));
@@ -189,11 +191,12 @@ moepack_status mpk_residency_run_view(moepack_residency *r, uint32_t block, cons
     p.counts = partial ? entry->computes : entry->holds;
     p.k = (size_t)policy->top_k;
     p.width = (size_t)policy->expert_input;
+    p.stride = (p.width + MPK_BLOCK - 1) / MPK_BLOCK * MPK_BLOCK;
     uint64_t row;
     if (how->capacity)
         return mpk_fail(error, MOEPACK_E_UNSUPPORTED, "a residency does not count the capacity of experts");
     for (size_t t = 0; out->kept != NULL && t < tokens; t++) out->kept[t] = (int32_t)p.k;
-    if (!mpk_mul64(p.k, p.width, &row) || row > SIZE_MAX / 64)
+    if (!mpk_mul64(p.k, p.stride, &row) || row > SIZE_MAX / 64)
         return mpk_fail(error, MOEPACK_E_REFUSED, "out of memory");
     size_t portion = PART_BYTES / (3 * sizeof(float) * (size_t)row + 1);
     if (portion > PART_TOKENS) portion = PART_TOKENS;
@@ -206,7 +209,10 @@ moepack_status mpk_residency_run_view(moepack_residency *r, uint32_t block, cons
     float *sums = calloc(portion * p.width + 1, sizeof *sums);
     moepack_status status =
         memory == NULL || sums == NULL ? mpk_fail(error, MOEPACK_E_REFUSED, "out of memory") : MOEPACK_OK;
-    if (status == MOEPACK_OK) lay_out(&p, portion, memory, &z, &weights, &ids);
+    if (status == MOEPACK_OK) {
+        lay_out(&p, portion, memory, &z, &weights, &ids);
+        memset(p.o, 0, portion * p.k * p.stride * sizeof *p.o);
+    }
     const bool want = out->s != NULL || (out->y != NULL && !partial);
     for (size_t t = 0; t < tokens && status == MOEPACK_OK; t += portion) {
         p.tokens = tokens - t < portion ? tokens - t : portion;

@@ -265,6 +265,25 @@ def held(ctx, options):
     return {e for e in range(23) if (e % 3 if "round-robin" in options else e // 8) == rank}
 
 
+def test_budget_with_other_models(ctx):
+    """Biases, fused tensors, other storage forms and weights on the inputs of experts."""
+    for name in sorted(os.listdir(ctx.fixtures)):
+        golden = os.path.join(ctx.fixtures, name, "golden")
+        layers = sorted(file for file in os.listdir(golden) if re.fullmatch(r"layer_\d+\.safetensors", file)) if os.path.isdir(golden) else []
+        if not layers or not os.path.isdir(os.path.join(ctx.fixtures, name, "checkpoint")):
+            continue
+        layer = layers[-1][len("layer_"):-len(".safetensors")]
+        whole, out = ctx.path("y.safetensors"), ctx.path("y.safetensors")
+        command = arguments(ctx, pack=ctx.pack(name), layer=layer, x=os.path.join(golden, layers[-1]), out=whole)
+        ctx.ok(command)
+        command[command.index(whole)] = out
+        result = ctx.fails(command + ["--budget", "1"], 6)
+        needed = int(re.search(r"needs (?:at least )?(\d+) bytes", result.err).group(1))
+        for budget in (2 * needed, 1 << 30):
+            ctx.ok(command + ["--budget", str(budget), "--overwrite"])
+            check(filecmp.cmp(whole, out, shallow=False), "%s: a budget of %d bytes changes the result" % (name, budget))
+
+
 def test_budget_text(ctx):
     result = ctx.ok(arguments(ctx, "--budget", "1G"))
     for part in ("budget", "slots of", "resident", "hits", "misses", "evictions", "waited"):
