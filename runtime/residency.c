@@ -325,7 +325,7 @@ moepack_status moepack_residency_create(moepack_pack *pack, const moepack_placem
     r->queue_first = r->queue_last = MPK_NO_ENTRY;
     moepack_status status = take_options(&r->options, options, error);
     if (r->options.threads == 0) {
-        const unsigned usable = mpk_workers_default();
+        const unsigned usable = mpk_readers_default();
         r->options.threads = usable < DEFAULT_READERS ? usable : DEFAULT_READERS;
     }
     if (r->options.threads > MOST_READERS) r->options.threads = MOST_READERS;

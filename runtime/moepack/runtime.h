@@ -236,7 +236,8 @@ typedef struct moepack_residency_options {
     moepack_evict evict;
     moepack_io io; /* DIRECT: misses past the page cache. MMAP: through it; dense tensors stay mapped */
     moepack_check check;
-    unsigned threads; /* that read, at most 64; 0: min(4, processors). Fewer where their read buffers would not fit */
+    unsigned threads; /* that read, at most 64; 0: min(4, twice the processors). Fewer where their read buffers would
+                         not fit */
 } moepack_residency_options;
 
 typedef struct moepack_residency_report {

@@ -117,7 +117,7 @@ static void print_head(const bench *b)
         printf("scan        over %s, %s of it in huge pages%s\n", cli_size_short(b->buffer_size, size),
                cli_size_short(b->buffer_huge, huge),
                b->buffer_bounded ? "; BOUNDED: less than 4 times the last-level cache, scans may come from it" : "");
-    printf("%-20s %9s %9s %6s %6s  %9s %9s %4s %3s  %s\n", "name", "achieved", "limit", "ratio", "best", "min", "max",
+    printf("%-28s %9s %9s %6s %6s  %9s %9s %4s %3s  %s\n", "name", "achieved", "limit", "ratio", "best", "min", "max",
            "runs", "thr", "unit, limit");
     fflush(stdout);
 }
@@ -138,7 +138,7 @@ void bench_result_done(const bench *b, const bench_result *result)
     const double scale = result->scale, ratio = ratio_of(result);
     if (b->common->json) return;
     if (b->result_count == 1) print_head(b);
-    printf("%-20s %9.3f %9.3f %6.3f %6.3f  %9.3f %9.3f %4u %3u  %s, %s", result->name,
+    printf("%-28s %9.3f %9.3f %6.3f %6.3f  %9.3f %9.3f %4u %3u  %s, %s", result->name,
            bench_median(&result->figure) / scale, bench_median(&result->limit) / scale, ratio, best_ratio_of(result),
            bench_min(&result->figure) / scale, bench_max(&result->figure) / scale, result->figure.count,
            result->threads, result->unit, result->limit_name);
