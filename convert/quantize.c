@@ -260,7 +260,7 @@ static double f16(uint16_t bits)
 static double element(moepack_encoding encoding, const uint8_t *bytes, uint64_t i)
 {
     static const double e2m1[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
-    const unsigned nibble = bytes[i / 2] >> i % 2 * 4 & 15u;
+    const unsigned nibble = ((unsigned)bytes[i / 2] >> i % 2 * 4) & 15u;
     switch (encoding) {
     case MOEPACK_ENC_F32:
         return (double)from_bits(mpk_load32(bytes + 4 * i));

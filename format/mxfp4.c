@@ -79,7 +79,7 @@ double mpk_mxfp4_error(const float x[BLOCK], const uint8_t codes[BLOCK / 2], uin
     const double unit = (double)power(scale - 127);
     double sum = 0;
     for (int i = 0; i < BLOCK; i++) {
-        const unsigned code = codes[i / 2] >> i % 2 * 4 & 15u;
+        const unsigned code = ((unsigned)codes[i / 2] >> i % 2 * 4) & 15u;
         const double value = (code & 8u ? -1.0 : 1.0) * (double)magnitudes[code & 7u] * unit;
         sum += ((double)x[i] - value) * ((double)x[i] - value);
     }
