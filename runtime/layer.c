@@ -73,7 +73,8 @@ static mpk_job start_job(const mpk_layer_view *view, const mpk_layer_options *op
     n->experts_pad = pad(n->experts);
     const unsigned wanted = options != NULL ? options->threads : 0;
     j.threads = wanted == 0 ? (unsigned)omp_get_max_threads() : wanted > 4096 ? 4096 : wanted;
-    j.round = options == NULL || options->compute == MPK_COMPUTE_BF16;
+    j.round = options == NULL || options->compute != MPK_COMPUTE_F32;
+    j.int8 = options != NULL && options->compute == MPK_COMPUTE_INT8;
     j.kernels = options != NULL ? options->kernels : NULL;
     j.token_ids = options != NULL ? options->token_ids : NULL;
     return j;

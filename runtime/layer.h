@@ -66,7 +66,8 @@ typedef struct mpk_layer_view {
 
 typedef enum mpk_compute {
     MPK_COMPUTE_BF16 = 0, /* default: x, latent, activations and norm output rounded to BF16; 4-bit weights by fix16 */
-    MPK_COMPUTE_F32 = 1   /* nothing is rounded to BF16 */
+    MPK_COMPUTE_F32 = 1,  /* nothing is rounded to BF16 */
+    MPK_COMPUTE_INT8 = 2  /* default, but 4-bit weights by products of 8-bit inputs */
 } mpk_compute;
 
 struct mpk_kernels; /* cpu/kernels.h */

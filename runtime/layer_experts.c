@@ -23,21 +23,21 @@ typedef struct network {
     size_t rows; /* true number of rows of the matrices */
 } network;
 
-/* A product for up to MPK_CALL_TOKENS tokens, with its bias. `fix16`: the inputs for a matrix that wants them so. */
+/* A product for up to MPK_CALL_TOKENS tokens, with its bias. Inputs stand under their form; dense parts have
+ * floats alone. */
 static void multiply_add(const mpk_job *j, const mpk_matrix_view *m, const float *bias, size_t first, size_t count,
-                         const void *const *x, const void *const *fix16, float *const *y, size_t tokens)
+                         const void *const *const *inputs, float *const *y, size_t tokens)
 {
-    const bool use = fix16 != NULL && mpk_uses_fix16(j, m);
-    mpk_multiply(j, m, use, first, count, use ? fix16 : x, y, tokens);
+    const mpk_input form = inputs[MPK_INPUT_FIX16] != NULL ? mpk_input_of(j, m) : MPK_INPUT_F32;
+    mpk_multiply(j, m, form, first, count, inputs[form], y, tokens);
     for (size_t i = 0; bias != NULL && i < tokens; i++)
         j->kernels->add(bias + first * MPK_ROWS, y[i], count * MPK_ROWS);
 }
 
-/* Gate, up and activation of up to MPK_MAX_RUN row blocks for up to MPK_CALL_TOKENS tokens. `fix16` are the same inputs
- * as `x` for matrices that want them so; NULL: none does. Results lie in the scratch, rows `width` floats apart;
- * returns their address. `weights` NULL: the activation's output as it is. */
-static float *gate_up(const mpk_job *j, const network *net, size_t first, size_t width, const void *const *x,
-                      const void *const *fix16, const float *weights, size_t tokens, uint8_t *scratch)
+/* Gate, up and activation of up to MPK_MAX_RUN row blocks for up to MPK_CALL_TOKENS tokens. Results lie in the scratch,
+ * rows `width` floats apart; returns their address. `weights` NULL: the activation's output as it is. */
+static float *gate_up(const mpk_job *j, const network *net, size_t first, size_t width,
+                      const void *const *const *inputs, const float *weights, size_t tokens, uint8_t *scratch)
 {
     float *g = (float *)(void *)scratch, *u = g + MPK_CALL_TOKENS * MPK_MAX_RUN * MPK_ROWS;
     float *g_rows[MPK_CALL_TOKENS], *u_rows[MPK_CALL_TOKENS];
@@ -47,8 +47,8 @@ static float *gate_up(const mpk_job *j, const network *net, size_t first, size_t
     }
     const size_t left = mpk_row_blocks(net->up) - first, wanted = width / MPK_ROWS,
                  count = left < wanted ? left : wanted;
-    if (net->gate != NULL) multiply_add(j, net->gate, net->gate_bias, first, count, x, fix16, g_rows, tokens);
-    multiply_add(j, net->up, net->up_bias, first, count, x, fix16, u_rows, tokens);
+    if (net->gate != NULL) multiply_add(j, net->gate, net->gate_bias, first, count, inputs, g_rows, tokens);
+    multiply_add(j, net->up, net->up_bias, first, count, inputs, u_rows, tokens);
     for (size_t i = 0; i < tokens; i++) {
         const size_t n = count * MPK_ROWS, true_rows = net->rows - first * MPK_ROWS;
         if (net->gate != NULL)
@@ -74,7 +74,8 @@ void mpk_shared_columns(mpk_job *j, size_t i, uint8_t *scratch)
                          .rows = j->n.shared};
     for (size_t t = 0; t < j->tokens; t += MPK_CALL_TOKENS) {
         const size_t n = j->tokens - t < MPK_CALL_TOKENS ? j->tokens - t : MPK_CALL_TOKENS;
-        const float *a = gate_up(j, &net, first, width, j->x_rows + t, NULL, NULL, n, scratch);
+        const void *const *const inputs[MPK_INPUTS] = {[MPK_INPUT_F32] = j->x_rows + t};
+        const float *a = gate_up(j, &net, first, width, inputs, NULL, n, scratch);
         for (size_t k = 0; k < n; k++)
             memcpy(j->shared + (t + k) * j->n.shared_pad + first * MPK_ROWS, a + k * width, width * sizeof(float));
     }
@@ -158,11 +159,19 @@ static size_t act_stride(const mpk_job *j)
 }
 
 /* One pair's input: its token's, or its own where that is weighted. */
-static const void *pair_input(const mpk_job *j, uint32_t pair, bool fix16)
+static const void *pair_input(const mpk_job *j, uint32_t pair, mpk_input form)
 {
     const size_t t = pair / j->n.k, blocks = j->n.input_pad / MPK_BLOCK;
-    if (!mpk_weighs_input(j)) return fix16 ? j->z_fix16_rows[t] : j->z_rows[t];
-    return fix16 ? (const void *)(j->weighed_fix16 + pair * blocks) : j->weighed + pair * j->n.input_pad;
+    const bool own = mpk_weighs_input(j);
+    switch (form) {
+    case MPK_INPUT_FIX16:
+        return own ? (const void *)(j->weighed_fix16 + pair * blocks) : j->z_fix16_rows[t];
+    case MPK_INPUT_INT8:
+        if (!j->int8) return NULL;
+        return own ? (const void *)(j->weighed_int8 + pair * blocks) : j->z_int8_rows[t];
+    default:
+        return own ? (const void *)(j->weighed + pair * j->n.input_pad) : j->z_rows[t];
+    }
 }
 
 /* Step 5, first half: columns [first * 16, + width) of one expert's inner width for all its tokens. */
@@ -176,23 +185,26 @@ static void expert_gate_up(mpk_job *j, uint32_t e, size_t first, size_t width, u
                          .up_bias = p->expert_bias ? x->up_bias : NULL,
                          .activation = activation_of(p, false),
                          .rows = j->n.inner};
-    const bool down_fix16 = mpk_uses_fix16(j, &x->down);
+    const mpk_input of_down = mpk_input_of(j, &x->down);
     const bool weigh = p->weight_applied == MOEPACK_APPLY_HIDDEN;
-    const void *rows[MPK_CALL_TOKENS], *fix16[MPK_CALL_TOKENS];
+    const void *rows[MPK_INPUTS][MPK_CALL_TOKENS];
+    const void *const *const inputs[MPK_INPUTS] = {rows[MPK_INPUT_F32], rows[MPK_INPUT_FIX16], rows[MPK_INPUT_INT8]};
     float weights[MPK_CALL_TOKENS];
     for (uint32_t at = j->start[e]; at < j->start[e + 1]; at += MPK_CALL_TOKENS) {
         const size_t left = j->start[e + 1] - at, n = left < MPK_CALL_TOKENS ? left : MPK_CALL_TOKENS;
         for (size_t i = 0; i < n; i++) {
-            rows[i] = pair_input(j, j->pairs[at + i], false);
-            fix16[i] = pair_input(j, j->pairs[at + i], true);
+            for (int form = 0; form < MPK_INPUTS; form++)
+                rows[form][i] = pair_input(j, j->pairs[at + i], (mpk_input)form);
             weights[i] = j->weights[j->pairs[at + i]];
         }
-        const float *a = gate_up(j, &net, first, width, rows, fix16, weigh ? weights : NULL, n, scratch);
+        const float *a = gate_up(j, &net, first, width, inputs, weigh ? weights : NULL, n, scratch);
         for (size_t i = 0; i < n; i++) {
             uint8_t *act = j->act + j->pairs[at + i] * act_stride(j);
-            if (down_fix16)
-                j->kernels->quantize(a + i * width, (mpk_fix16_block *)(void *)act + first * MPK_ROWS / MPK_BLOCK,
-                                     width / MPK_BLOCK);
+            const size_t block = first * MPK_ROWS / MPK_BLOCK, count = width / MPK_BLOCK;
+            if (of_down == MPK_INPUT_INT8)
+                j->kernels->quantize_int8(a + i * width, (mpk_int8_block *)(void *)act + block, count);
+            else if (of_down == MPK_INPUT_FIX16)
+                j->kernels->quantize(a + i * width, (mpk_fix16_block *)(void *)act + block, count);
             else
                 memcpy(act + first * MPK_ROWS * sizeof(float), a + i * width, width * sizeof(float));
         }
@@ -214,8 +226,8 @@ void mpk_down_rows(mpk_job *j, size_t i, uint8_t *scratch)
     const uint32_t e = j->active[i / per_expert];
     const mpk_expert_view *x = &j->view->expert[e];
     const float *bias = j->view->policy.expert_bias ? x->down_bias : NULL;
-    const bool fix16 = mpk_uses_fix16(j, &x->down);
     const void *rows[MPK_CALL_TOKENS];
+    const void *const *const inputs[MPK_INPUTS] = {rows, rows, rows}; /* in the form that the matrix wants */
     float *out[MPK_CALL_TOKENS];
     (void)scratch;
     for (uint32_t at = j->start[e]; at < j->start[e + 1]; at += MPK_CALL_TOKENS) {
@@ -224,7 +236,7 @@ void mpk_down_rows(mpk_job *j, size_t i, uint8_t *scratch)
             rows[k] = j->act + j->pairs[at + k] * act_stride(j);
             out[k] = j->o + j->pairs[at + k] * j->n.input_pad + first * MPK_ROWS;
         }
-        multiply_add(j, &x->down, bias, first, left < run ? left : run, rows, fix16 ? rows : NULL, out, n);
+        multiply_add(j, &x->down, bias, first, left < run ? left : run, inputs, out, n);
     }
 }
 

@@ -45,7 +45,8 @@ typedef struct mpk_job {
     const mpk_layer_view *view;
     const mpk_kernels *kernels;
     mpk_shape n;
-    bool round;        /* MPK_COMPUTE_BF16 */
+    bool round;        /* not MPK_COMPUTE_F32 */
+    bool int8;         /* MPK_COMPUTE_INT8 */
     bool want_experts; /* steps 4 to 6 */
     bool want_y;       /* steps 7 and 8 */
     bool given_sum;    /* steps 1 to 6 were done elsewhere: s is an input */
@@ -69,6 +70,7 @@ typedef struct mpk_job {
     float *logits;            /* [T][experts_pad] */
     float *z;                 /* [T][input_pad] what experts read; = x without a latent */
     mpk_fix16_block *z_fix16; /* [T][input_pad / 32] */
+    mpk_int8_block *z_int8;   /* the same, only where int8 is set */
     int32_t *ids;             /* [T][k] */
     int32_t *computed;        /* [T][k] the same with -1 where the capacity is exceeded; = ids without one */
     uint32_t *filled;         /* [experts] tokens of the current sequence so far, only with a capacity */
@@ -80,12 +82,13 @@ typedef struct mpk_job {
     uint8_t *act;                   /* [T k][inner_pad floats or blocks] input of the down projection */
     float *o;                       /* [T k][input_pad] its output */
     mpk_fix16_block *weighed_fix16; /* [T k][input_pad / 32] */
+    mpk_int8_block *weighed_int8;   /* the same, only where int8 is set */
     float *weighed;                 /* [T k][input_pad] inputs times weights, where the policy weights the input */
     float *shared;                  /* [T][shared_pad] */
     float *shared_gate;             /* [T][MPK_ROWS] of which the first is the logit */
     float *s;                       /* [T][input_pad] */
     float *n_out;                   /* [T][input_pad] input of the up projection */
-    const void **x_rows, **raw_rows, **z_rows, **z_fix16_rows, **shared_rows, **n_rows; /* [T] */
+    const void **x_rows, **raw_rows, **z_rows, **z_fix16_rows, **z_int8_rows, **shared_rows, **n_rows; /* [T] */
 
     uint8_t *scratch; /* [threads][scratch_bytes] */
     size_t scratch_bytes;
@@ -122,12 +125,20 @@ static inline size_t mpk_row_blocks(const mpk_matrix_view *m)
     return (size_t)((m->rows + MPK_ROWS - 1) / MPK_ROWS);
 }
 
-/* Whether a product with this matrix of an expert reads fix16 inputs instead of floats. Dense parts never do. */
-bool mpk_uses_fix16(const mpk_job *j, const mpk_matrix_view *m);
+/* What products read: floats, or one of the blocks of integers. */
+typedef enum mpk_input {
+    MPK_INPUT_F32,
+    MPK_INPUT_FIX16,
+    MPK_INPUT_INT8,
+    MPK_INPUTS
+} mpk_input;
+
+/* What a product with this matrix of an expert reads. Dense parts read floats. */
+mpk_input mpk_input_of(const mpk_job *j, const mpk_matrix_view *m);
 
 /* y[i] for `count` row blocks from `first` on, for tokens with input rows x[0 .. tokens), at most MPK_CALL_TOKENS. The
  * one place where the kernel for a matrix is chosen. */
-void mpk_multiply(const mpk_job *j, const mpk_matrix_view *m, bool fix16, size_t first, size_t count,
+void mpk_multiply(const mpk_job *j, const mpk_matrix_view *m, mpk_input input, size_t first, size_t count,
                   const void *const *x, float *const *y, size_t tokens);
 
 /* The same into rows of an array, MPK_CALL_TOKENS at a time. */

@@ -33,7 +33,8 @@ static void *take(arena *a, size_t rows, size_t columns, size_t size)
 
 static void take_rows(arena *a, mpk_job *j)
 {
-    const void ***rows[] = {&j->x_rows, &j->raw_rows, &j->z_rows, &j->z_fix16_rows, &j->shared_rows, &j->n_rows};
+    const void ***rows[] = {&j->x_rows,      &j->raw_rows,    &j->z_rows, &j->z_fix16_rows,
+                            &j->z_int8_rows, &j->shared_rows, &j->n_rows};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         *rows[i] = (const void **)take(a, j->capacity, 1, sizeof(void *));
 }
@@ -57,6 +58,7 @@ static void lay_out(mpk_job *j, arena *a)
     j->logits = take(a, t, n->experts_pad, f);
     j->z = j->view->policy.latent ? take(a, t, n->input_pad, f) : j->x;
     j->z_fix16 = take(a, t, n->input_pad / MPK_BLOCK, sizeof(mpk_fix16_block));
+    j->z_int8 = take(a, j->int8 ? t : 0, n->input_pad / MPK_BLOCK, sizeof(mpk_int8_block));
     j->ids = take(a, t, n->k, sizeof(int32_t));
     j->weights = take(a, t, n->k, f);
     j->computed = j->limit != UINT64_MAX ? take(a, t, n->k, sizeof(int32_t)) : j->ids;
@@ -69,6 +71,7 @@ static void lay_out(mpk_job *j, arena *a)
     if (mpk_weighs_input(j)) {
         j->weighed = take(a, t * n->k, n->input_pad, f);
         j->weighed_fix16 = take(a, t * n->k, n->input_pad / MPK_BLOCK, sizeof(mpk_fix16_block));
+        j->weighed_int8 = take(a, j->int8 ? t * n->k : 0, n->input_pad / MPK_BLOCK, sizeof(mpk_int8_block));
     }
     j->shared = take(a, t, n->shared_pad, f);
     j->shared_gate = take(a, t, MPK_ROWS, f);

@@ -19,9 +19,11 @@ static size_t tile_columns(moepack_encoding encoding)
     }
 }
 
-bool mpk_uses_fix16(const mpk_job *j, const mpk_matrix_view *m)
+mpk_input mpk_input_of(const mpk_job *j, const mpk_matrix_view *m)
 {
-    return j->round && (m->encoding == MOEPACK_ENC_E2M1 || m->encoding == MOEPACK_ENC_INT4_OFFSET);
+    if (!j->round || (m->encoding != MOEPACK_ENC_E2M1 && m->encoding != MOEPACK_ENC_INT4_OFFSET)) return MPK_INPUT_F32;
+    const bool mxfp4 = m->encoding == MOEPACK_ENC_E2M1 && m->group_cols != 16;
+    return j->int8 && mxfp4 ? MPK_INPUT_INT8 : MPK_INPUT_FIX16;
 }
 
 /* Storage forms of forms.h; MPK_FORM_COUNT: those that have kernels in every family. */
@@ -79,7 +81,7 @@ static void scale_rows(const mpk_matrix_view *m, size_t first, size_t count, flo
 
 /* y[i] for `count` row blocks from `first` on, for tokens with input rows x[0 .. tokens). Rows that the matrix does not
  * have are anything. */
-void mpk_multiply(const mpk_job *j, const mpk_matrix_view *m, bool fix16, size_t first, size_t count,
+void mpk_multiply(const mpk_job *j, const mpk_matrix_view *m, mpk_input input, size_t first, size_t count,
                   const void *const *x, float *const *y, size_t tokens)
 {
     const mpk_kernels *k = j->kernels;
@@ -91,7 +93,7 @@ void mpk_multiply(const mpk_job *j, const mpk_matrix_view *m, bool fix16, size_t
                          .tokens = tokens,
                          .x = x,
                          .y = y};
-    const mpk_form form = form_of(m, fix16);
+    const mpk_form form = form_of(m, input == MPK_INPUT_FIX16);
     if (form < MPK_FORM_COUNT) {
         const mpk_form_scales scales = {op.scales, m->scale_encoding, scales_in_row(m), first * MPK_ROWS};
         (k->forms != NULL ? k->forms : mpk_forms_scalar)[form](&op, &scales);
@@ -99,7 +101,9 @@ void mpk_multiply(const mpk_job *j, const mpk_matrix_view *m, bool fix16, size_t
         k->gemv_bf16(&op);
     else if (m->encoding == MOEPACK_ENC_F32)
         k->gemv_f32(&op);
-    else if (fix16)
+    else if (input == MPK_INPUT_INT8)
+        k->gemv_int8(&op);
+    else if (input == MPK_INPUT_FIX16)
         k->gemv_fix16(&op);
     else
         k->gemv_e2m1(&op);
@@ -115,7 +119,7 @@ void mpk_multiply_rows(const mpk_job *j, const mpk_matrix_view *m, size_t first,
     for (size_t t = 0; t < tokens; t += MPK_CALL_TOKENS) {
         const size_t n = tokens - t < MPK_CALL_TOKENS ? tokens - t : MPK_CALL_TOKENS;
         for (size_t i = 0; i < n; i++) rows[i] = y + (t + i) * stride;
-        mpk_multiply(j, m, false, first, count, x + t, rows, n);
+        mpk_multiply(j, m, MPK_INPUT_F32, first, count, x + t, rows, n);
     }
 }
 

@@ -7,6 +7,7 @@ static void point_rows(mpk_job *j, size_t t)
     const mpk_shape *n = &j->n;
     j->z_rows[t] = j->z + t * n->input_pad;
     j->z_fix16_rows[t] = j->z_fix16 + t * (n->input_pad / MPK_BLOCK);
+    j->z_int8_rows[t] = j->int8 ? j->z_int8 + t * (n->input_pad / MPK_BLOCK) : NULL;
     j->shared_rows[t] = j->shared + t * n->shared_pad;
     j->n_rows[t] = j->n_out + t * n->input_pad;
 }
@@ -87,7 +88,7 @@ void mpk_route_token(mpk_job *j, size_t t, uint8_t *scratch)
     memcpy(j->scores_out + t * n->experts, score, n->experts * sizeof *score);
 }
 
-/* Pads and rounds a row of z, unless it is a row of x and both were done, and makes what fix16 kernels read. */
+/* Pads and rounds a row of z, unless it is a row of x and both were done, and makes the blocks that kernels read. */
 void mpk_finish_latent(mpk_job *j, size_t t, uint8_t *scratch)
 {
     const mpk_shape *n = &j->n;
@@ -99,6 +100,8 @@ void mpk_finish_latent(mpk_job *j, size_t t, uint8_t *scratch)
     }
     if (j->round && j->want_experts)
         j->kernels->quantize(z, j->z_fix16 + t * (n->input_pad / MPK_BLOCK), n->input_pad / MPK_BLOCK);
+    if (j->int8 && j->want_experts)
+        j->kernels->quantize_int8(z, j->z_int8 + t * (n->input_pad / MPK_BLOCK), n->input_pad / MPK_BLOCK);
     if (j->z_out != NULL) memcpy(j->z_out + t * n->input, z, n->input * sizeof(float));
 }
 
@@ -114,6 +117,8 @@ void mpk_weigh_inputs(mpk_job *j, size_t t, uint8_t *scratch)
         if (!j->round) continue;
         j->kernels->round_bf16(to, to, n->input_pad);
         j->kernels->quantize(to, j->weighed_fix16 + p * (n->input_pad / MPK_BLOCK), n->input_pad / MPK_BLOCK);
+        if (j->int8)
+            j->kernels->quantize_int8(to, j->weighed_int8 + p * (n->input_pad / MPK_BLOCK), n->input_pad / MPK_BLOCK);
     }
 }
 

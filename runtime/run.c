@@ -123,6 +123,10 @@ static moepack_status run_view(const mpk_layer_view *view, const float *x, size_
     return status;
 }
 
+_Static_assert((int)MOEPACK_COMPUTE_BF16 == MPK_COMPUTE_BF16 && (int)MOEPACK_COMPUTE_F32 == MPK_COMPUTE_F32 &&
+                   (int)MOEPACK_COMPUTE_INT8 == MPK_COMPUTE_INT8,
+               "the public modes are the internal ones");
+
 /* What a call of this file works on. */
 typedef struct call {
     const moepack_load *load;
@@ -156,7 +160,7 @@ static moepack_status take_call(call *c, const moepack_load *load, uint32_t bloc
     moepack_layer_options_init(&c->given);
     if (options != NULL && !mpk_take_options(&c->given, sizeof c->given, options))
         return mpk_fail(error, MOEPACK_E_USAGE, "layer options of unknown size");
-    if (c->given.compute != MOEPACK_COMPUTE_BF16 && c->given.compute != MOEPACK_COMPUTE_F32)
+    if ((unsigned)c->given.compute > MOEPACK_COMPUTE_INT8)
         return mpk_fail(error, MOEPACK_E_USAGE, "%d is no compute mode", (int)c->given.compute);
     return find_block(c, block, error);
 }
@@ -186,7 +190,7 @@ static moepack_status prepare_call(call *c, bool router_suffices, moepack_error 
     }
     if (c->given.router_bias != NULL) c->view.router_bias = c->given.router_bias;
     c->how =
-        (mpk_layer_options){.compute = c->given.compute == MOEPACK_COMPUTE_F32 ? MPK_COMPUTE_F32 : MPK_COMPUTE_BF16,
+        (mpk_layer_options){.compute = (mpk_compute)c->given.compute,
                             .threads = c->given.threads > 0 ? c->given.threads : default_threads(c->load->cpu_quota),
                             .spare = c->load->spare,
                             .token_ids = c->given.token_ids,

@@ -404,11 +404,24 @@ def fix16_inputs(v):
     return [round(value(b) * two_to(k)) for b in v], pattern(two_to(-k - 1))
 
 
-def row_fix16(codes, scales, v, segment_blocks=4, group_blocks=16):
-    """The last two are 4 and 16; others show whether a row would notice a wrong nesting."""
+def int8_inputs(v):
+    """Section 12: q and f of one block; a partial block has fewer than 32."""
+    if any(is_nan(b) or is_inf(b) for b in v):
+        return [0] * len(v), NAN
+    m = max(abs(value(b)) for b in v)
+    if m == 0:
+        return [0] * len(v), 0
+    e = floor_log2(m) + 1
+    g = math.ceil(m * two_to(15 - e) / 127)
+    r = div(f32(1 << 15), f32(g))
+    return ([round(value(mul(pattern(value(b) * two_to(-e)), r))) for b in v], pattern(g * two_to(e - 16)))
+
+
+def row_fix16(codes, scales, v, segment_blocks=4, group_blocks=16, inputs=fix16_inputs):
+    """Blocks are 4 and 16; others show whether a row would notice a wrong nesting."""
     d = []
     for b in blocks(len(codes)):
-        q, f = fix16_inputs([v[i] for i in b])
+        q, f = inputs([v[i] for i in b])
         total = sum(int(2 * value(E2M1[codes[i]])) * q[n] for n, i in enumerate(b))
         d.append(mul(pattern(Fraction(total)), f))
     y = 0
@@ -421,6 +434,10 @@ def row_fix16(codes, scales, v, segment_blocks=4, group_blocks=16):
             p = add(p, c)
         y = add(y, p)
     return canonical(y)
+
+
+def row_int8(codes, scales, v):
+    return row_fix16(codes, scales, v, inputs=int8_inputs)
 
 
 def norm(s, w, eps):
@@ -535,14 +552,14 @@ def finish_weights(p, ids, weights):
 def product(matrix, x, mode):
     if matrix["encoding"] != "E2M1":
         return [row_f32(row, x) for row in matrix["rows"]]
-    row_function = row_fix16 if mode == "bf16" else row_e2m1
+    row_function = {"bf16": row_fix16, "f32": row_e2m1, "int8": row_int8}[mode]
     return [row_function(row, s, x) for row, s in zip(matrix["rows"], matrix["scales"])]
 
 
 def layer(l, x, mode):
     """One token. Returns ids, weights, s, y."""
     p = l["policy"]
-    cast = (lambda v: [round_bf16(b) for b in v]) if mode == "bf16" else list
+    cast = (lambda v: [round_bf16(b) for b in v]) if mode != "f32" else list
     numbers = (f32(p["situ_beta"]), f32(p["situ_linear_beta"]), 0, 0)
 
     def network(gate, up, down, v):
@@ -655,6 +672,19 @@ def fix16_vectors(r):
     return out
 
 
+def int8_vectors(r):
+    """Also inputs that are no BF16 values, and magnitudes at the ends of what one step serves."""
+    out = []
+    odd = [[r.normal(scale) for _ in range(32)] for scale in (1, Fraction(1, 1 << 126), Fraction(1, 1 << 147), 1 << 120)]
+    odd += [[f32(m)] + [f32(Fraction(m) * Fraction(2 * r.below(127) - 253, 254)) for _ in range(31)]
+            for m in (1, Fraction(127, 128), Fraction(255, 256), Fraction(129, 256))]
+    for x in [block_of(r, kind) for kind in KINDS] + odd:
+        q, f = int8_inputs(x)
+        assert all(abs(v) <= 127 for v in q)
+        out.append({"x": words(x), "q": q, "f": words([f])})
+    return out
+
+
 def e2m1_row(r, cols, extreme):
     x = []
     while len(x) < cols:
@@ -673,7 +703,7 @@ def telling_row(r, cols, nesting):
 
 
 def row_vectors(r):
-    """E2M1 rows in both modes, and BF16 and F32 rows."""
+    """E2M1 rows in all modes, and BF16 and F32 rows."""
     rows, dense = [], []
     for cols in (1, 31, 32, 33, 100, 128, 160, 512, 540, 1056):
         rows += [e2m1_row(r, cols, False), e2m1_row(r, cols, True)]
@@ -685,7 +715,8 @@ def row_vectors(r):
     for nesting in ((4, 8), (4, 32), (2, 16), (8, 16), (1, 16), (1 << 20, 1 << 20)):
         rows.append(telling_row(r, 700, nesting))
     four_bits = [{"x": words(x), "codes": "".join("%x" % c for c in codes), "scales": scales,
-                  "fix16": words([row_fix16(codes, scales, x)]), "f32": words([row_e2m1(codes, scales, x)])}
+                  "fix16": words([row_fix16(codes, scales, x)]), "int8": words([row_int8(codes, scales, x)]),
+                  "f32": words([row_e2m1(codes, scales, x)])}
                  for codes, scales, x in rows]
     return four_bits, dense
 
@@ -800,7 +831,7 @@ def written(m):
 
 
 def layer_vector(r):
-    """A whole layer whose widths are no multiples of anything, two tokens, both modes."""
+    """A whole layer whose widths are no multiples of anything, two tokens, all modes."""
     h, l, i, s, e, k = 41, 35, 37, 9, 5, 3
     p = {"hidden": h, "expert_input": l, "intermediate": i, "shared_width": s, "top_k": k, "score": "sigmoid",
          "select": "biased", "weight_from": "unbiased", "groups": 1, "groups_kept": 1, "group_score": "max",
@@ -815,7 +846,7 @@ def layer_vector(r):
             "experts": [[four(i, l), four(i, l), four(l, i)] for _ in range(e)]}
     x = [[r.normal(1) for _ in range(h)] for _ in range(2)]  # not BF16 values: the router must see them unrounded
     results = {}
-    for mode in ("bf16", "f32"):
+    for mode in ("bf16", "f32", "int8"):
         tokens = [layer(data, row, mode) for row in x]
         results[mode] = {"ids": [t[0] for t in tokens], "weights": [words(t[1]) for t in tokens],
                          "s": [words(t[2]) for t in tokens], "y": [words(t[3]) for t in tokens]}
@@ -829,7 +860,8 @@ def layer_vector(r):
 def make_all():
     four_bits, dense = row_vectors(Random(3))
     return {"document": "spec/numerics.md", "functions": function_vectors(Random(1)),
-            "activations": activation_vectors(Random(2)), "fix16_inputs": fix16_vectors(Random(4)), "e2m1_rows": four_bits,
+            "activations": activation_vectors(Random(2)), "fix16_inputs": fix16_vectors(Random(4)),
+            "int8_inputs": int8_vectors(Random(8)), "e2m1_rows": four_bits,
             "dense_rows": dense, "norm": norm_vectors(Random(5)), "router": router_vectors(Random(6)),
             "layer": layer_vector(Random(7)), "form_rows": form_vectors(Random(8))}
 

@@ -22,8 +22,8 @@ static const cli_option options[] = {
     {"quick", NULL, CLI_FLAG, AT(quick), "fewer sizes and runs: everything within a minute", NULL, 0, 0, 0},
     {"threads", "N", CLI_NUMBER, AT(threads), "default: OMP_NUM_THREADS or all processors", NULL, 1, 1024,
      AT(threads_given)},
-    {"kernels", "NAME", CLI_TEXT, AT(kernels), "scalar, neon, avx2 or avx512; default: the best one here", NULL, 0, 0,
-     0},
+    {"kernels", "NAME", CLI_TEXT, AT(kernels), "scalar, neon, avx2, avxvnni or avx512; default: the best one here",
+     NULL, 0, 0, 0},
     SIZE("experts", experts, 1,
          "experts of the layer that is computed; default: 64 (32 with --quick), fewer where memory is "
          "short"),

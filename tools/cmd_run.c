@@ -19,9 +19,6 @@ typedef struct run_args {
 
 /* In the order of moepack_compute, moepack_io and moepack_check. */
 static const char *const compute_names[] = {"bf16", "f32", "int8", NULL};
-enum {
-    COMPUTE_INT8 = 2
-};
 static const char *const capacity_names[] = {"none", "config", NULL};
 static const char *const io_names[] = {"direct", "mmap", NULL};
 static const char *const check_names[] = {"none", "load", "full", NULL};
@@ -52,7 +49,8 @@ static const cli_option options[] = {
      "way. The dense tensors and top-k experts must fit (else exit code 6)",
      NULL, 1, INT64_MAX, 0},
     {"compute", "bf16|f32|int8", CLI_CHOICE, AT(compute),
-     "bf16 (default): inputs of products rounded to BF16, sums F32; f32: no rounding; int8 is not in this version",
+     "bf16 (default): inputs of products rounded to BF16, sums F32; f32: no rounding; int8: for many tokens, inputs of "
+     "MXFP4 experts as 8-bit integers (error up to 2e-2), all else as bf16",
      compute_names, 0, 0, 0},
     {"capacity", "none|config", CLI_CHOICE, AT(capacity),
      "none (default): every token is computed; config: experts drop tokens as the model's policy says, counted for "
@@ -80,7 +78,7 @@ static const cli_command command = {
     .operand_count = 1,
     .about = "Loads the experts of one MoE layer that a rank holds, and computes y = MoE(x). The results are "
              "the same bits for every kernel set, number of threads, batch and way of reading. "
-             "MOEPACK_KERNELS=scalar|avx2|avx512 in the environment asks for one kernel set.",
+             "MOEPACK_KERNELS=scalar|avx2|avxvnni|avx512 in the environment asks for one kernel set.",
     .options = options,
     .example = "  moepack run k3.moepack --layer 17 --input x.safetensors --output y.safetensors\n"
                "  moepack run k3.moepack --layer 17 --input x.safetensors --output y.safetensors --budget 4G\n"
@@ -131,8 +129,6 @@ static int check_args(const run_args *args)
         return cli_misuse(&command, common, "--device: '%.100s' is neither cpu nor cuda:N", args->device);
     if (args->capacity != 0 && args->budget > 0)
         return cli_failf(common, MOEPACK_E_UNSUPPORTED, "--capacity config is not counted with --budget");
-    if (args->compute == COMPUTE_INT8)
-        return cli_failf(common, MOEPACK_E_UNSUPPORTED, "--compute int8 is not in this version; bf16 and f32 are");
     return CLI_GO_ON;
 }
 

@@ -4,6 +4,7 @@
 #if defined(__x86_64__) || defined(MOEPACK_EMULATE_AVX2)
 
 #include "elementwise.h"
+#include "int8.h"
 
 #ifdef MOEPACK_EMULATE_AVX2
 #include "emulate_avx2.h"
@@ -439,8 +440,11 @@ KERNEL void bf16_decode(const uint8_t *w, size_t lines, float *out)
 #endif
 #include "forms_lanes.h"
 
-const mpk_kernels mpk_kernels_avx2 = {
-    .name = "avx2", .forms = form_lanes, MPK_ROWS_FIELDS, MPK_ELEMENTWISE_FIELDS(avx2)};
+#define AVX2_FIELDS \
+    .forms = form_lanes, MPK_ROWS_FIELDS, .quantize_int8 = mpk_int8_quantize_avx2, MPK_ELEMENTWISE_FIELDS(avx2)
+
+const mpk_kernels mpk_kernels_avx2 = {.name = "avx2", .gemv_int8 = mpk_int8_gemv_avx2, AVX2_FIELDS};
+const mpk_kernels mpk_kernels_avxvnni = {.name = "avxvnni", .gemv_int8 = mpk_int8_gemv_avxvnni, AVX2_FIELDS};
 #else
 typedef int mpk_avx2_needs_x86;
 #endif

@@ -5,6 +5,7 @@
 #if defined(__x86_64__) || defined(MOEPACK_EMULATE_AVX512)
 
 #include "elementwise.h"
+#include "int8.h"
 
 #ifdef MOEPACK_EMULATE_AVX512
 #include "emulate_avx512.h"
@@ -217,8 +218,12 @@ KERNEL void dense_rows(const size_t T, const size_t W, const uint8_t *w, size_t 
 
 #include "forms_avx512.h"
 
-const mpk_kernels mpk_kernels_avx512 = {
-    .name = "avx512", .forms = form_table, MPK_ROWS_FIELDS, MPK_ELEMENTWISE_FIELDS(avx512)};
+const mpk_kernels mpk_kernels_avx512 = {.name = "avx512",
+                                        .forms = form_table,
+                                        MPK_ROWS_FIELDS,
+                                        .gemv_int8 = mpk_int8_gemv_avx512,
+                                        .quantize_int8 = mpk_int8_quantize_avx512,
+                                        MPK_ELEMENTWISE_FIELDS(avx512)};
 #else
 typedef int mpk_avx512_needs_x86;
 #endif

@@ -31,6 +31,17 @@ typedef struct mpk_fix16_block {
 
 _Static_assert(sizeof(mpk_fix16_block) == 84, "kernels step through blocks by this size");
 
+/* 32 inputs as 8-bit integers with a common scale (spec/numerics.md section 12), words in the order of fix16's digits.
+ */
+typedef struct mpk_int8_block {
+    int8_t q[4][2][4];
+    int32_t seed;         /* -12 * sum of all q */
+    int16_t seed_pair[2]; /* -12 * sum of those with index 0,1 and 2,3 in their word */
+    float scale;          /* f; NaN where an input is infinite or NaN */
+} mpk_int8_block;
+
+_Static_assert(sizeof(mpk_int8_block) == 44, "kernels step through blocks by this size");
+
 /* y[t][0 .. 16 row_blocks) = W x[t]: W are `row_blocks` consecutive row blocks of a matrix in panel order. */
 typedef struct mpk_gemv {
     const uint8_t *weights; /* first tile, 64-byte aligned */
@@ -38,9 +49,8 @@ typedef struct mpk_gemv {
     size_t tiles;           /* tiles in a row block: ceil(cols / columns of a tile) */
     size_t row_blocks;
     size_t tokens;
-    const void *const
-        *x;          /* per token: ceil(cols / 32) mpk_fix16_block, or floats, zero up to a multiple of 32 columns */
-    float *const *y; /* per token: 16 row_blocks floats, no alignment needed */
+    const void *const *x; /* per token: ceil(cols / 32) blocks, or floats, zero up to a multiple of 32 columns */
+    float *const *y;      /* per token: 16 row_blocks floats, no alignment needed */
 } mpk_gemv;
 
 /* The activation of an expert or of the shared experts (spec/numerics.md section 6). */
@@ -59,9 +69,11 @@ typedef struct mpk_kernels {
     const char *name;
     void (*gemv_fix16)(const mpk_gemv *op); /* E2M1 weights, x: mpk_fix16_block */
     void (*gemv_e2m1)(const mpk_gemv *op);  /* E2M1 weights, x: float */
+    void (*gemv_int8)(const mpk_gemv *op);  /* E2M1 weights, x: mpk_int8_block */
     void (*gemv_bf16)(const mpk_gemv *op);
     void (*gemv_f32)(const mpk_gemv *op);
     void (*quantize)(const float *x, mpk_fix16_block *out, size_t blocks);
+    void (*quantize_int8)(const float *x, mpk_int8_block *out, size_t blocks);
     void (*round_bf16)(const float *x, float *out, size_t n); /* x == out is fine */
     /* out == gate is fine. up == NULL: not gated, the activation of `gate` alone (RELU, RELU2, SILU, GELU, GELU_TANH).
      */
@@ -80,6 +92,7 @@ typedef struct mpk_kernels {
 extern const mpk_kernels mpk_kernels_scalar;
 #if defined(__x86_64__)
 extern const mpk_kernels mpk_kernels_avx2;
+extern const mpk_kernels mpk_kernels_avxvnni;
 extern const mpk_kernels mpk_kernels_avx512;
 #elif defined(__aarch64__)
 extern const mpk_kernels mpk_kernels_neon;

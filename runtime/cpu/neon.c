@@ -16,6 +16,7 @@
 #if defined(__aarch64__)
 
 #include "elementwise.h"
+#include "int8.h"
 
 #include <arm_neon.h>
 
@@ -253,7 +254,11 @@ KERNEL void dense_rows(const size_t T, const size_t W, const uint8_t *w, size_t 
 #include "rows.h"
 
 /* An entry that this family lacks is taken from the scalar one by naming its function here. */
-const mpk_kernels mpk_kernels_neon = {.name = "neon", MPK_ROWS_FIELDS, MPK_ELEMENTWISE_FIELDS(neon)};
+const mpk_kernels mpk_kernels_neon = {.name = "neon",
+                                      .gemv_int8 = mpk_int8_gemv_scalar,
+                                      .quantize_int8 = mpk_int8_quantize_scalar,
+                                      MPK_ROWS_FIELDS,
+                                      MPK_ELEMENTWISE_FIELDS(neon)};
 #else
 typedef int mpk_neon_needs_aarch64;
 #endif

@@ -1,10 +1,16 @@
 /* Portable kernels in plain C: the readable form of the rules, and what runs on processors without a family of their
  * own. */
 #include "elementwise.h"
+#include "int8.h"
 
 #include "../../format/bytes.h"
 
 MPK_DEFINE_ELEMENTWISE(scalar, )
+
+void mpk_int8_quantize_scalar(const float *x, mpk_int8_block *out, size_t blocks)
+{
+    mpk_body_quantize_int8(x, out, blocks);
+}
 
 /* 2v of the sixteen E2M1 codes. */
 static const int8_t twice_e2m1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
@@ -39,6 +45,37 @@ static void row_block_fix16(const uint8_t *w, const uint8_t *s, size_t tiles, co
         float sum = 0.0f, group = 0.0f, segment = 0.0f;
         for (size_t b = 0; b < tiles; b++) {
             float scaled = (float)dot_fix16(w + b * MPK_TILE_BYTES, row, x + b) * x[b].scale;
+            segment = __builtin_fmaf(scaled, scale_e8m0(s[b * MPK_ROWS + row]), segment);
+            if (b % 4 == 3 || b + 1 == tiles) {
+                group += segment;
+                segment = 0.0f;
+            }
+            if (b % 16 == 15 || b + 1 == tiles) {
+                sum += group;
+                group = 0.0f;
+            }
+        }
+        y[row] = mpk_canonical(sum);
+    }
+}
+
+/* The same with 8-bit inputs. */
+static int32_t dot_int8(const uint8_t *tile, size_t row, const mpk_int8_block *x)
+{
+    int32_t sum = 0;
+    for (size_t c = 0; c < 4; c++) {
+        uint32_t word = mpk_load32(tile + c * 64 + row * 4);
+        for (size_t j = 0; j < 8; j++) sum += twice_e2m1[(word >> (4 * j)) & 15] * x->q[c][j & 1][j >> 1];
+    }
+    return sum;
+}
+
+static void row_block_int8(const uint8_t *w, const uint8_t *s, size_t tiles, const mpk_int8_block *x, float *y)
+{
+    for (size_t row = 0; row < MPK_ROWS; row++) {
+        float sum = 0.0f, group = 0.0f, segment = 0.0f;
+        for (size_t b = 0; b < tiles; b++) {
+            float scaled = (float)dot_int8(w + b * MPK_TILE_BYTES, row, x + b) * x[b].scale;
             segment = __builtin_fmaf(scaled, scale_e8m0(s[b * MPK_ROWS + row]), segment);
             if (b % 4 == 3 || b + 1 == tiles) {
                 group += segment;
@@ -97,6 +134,14 @@ static void scalar_gemv_fix16(const mpk_gemv *op)
                             op->tiles, (const mpk_fix16_block *)op->x[t], op->y[t] + r * MPK_ROWS);
 }
 
+void mpk_int8_gemv_scalar(const mpk_gemv *op)
+{
+    for (size_t r = 0; r < op->row_blocks; r++)
+        for (size_t t = 0; t < op->tokens; t++)
+            row_block_int8(op->weights + r * op->tiles * MPK_TILE_BYTES, op->scales + r * op->tiles * MPK_ROWS,
+                           op->tiles, (const mpk_int8_block *)op->x[t], op->y[t] + r * MPK_ROWS);
+}
+
 static void scalar_gemv_e2m1(const mpk_gemv *op)
 {
     for (size_t r = 0; r < op->row_blocks; r++)
@@ -126,6 +171,8 @@ static void scalar_gemv_f32(const mpk_gemv *op)
 const mpk_kernels mpk_kernels_scalar = {.name = "scalar",
                                         .gemv_fix16 = scalar_gemv_fix16,
                                         .gemv_e2m1 = scalar_gemv_e2m1,
+                                        .gemv_int8 = mpk_int8_gemv_scalar,
+                                        .quantize_int8 = mpk_int8_quantize_scalar,
                                         .gemv_bf16 = scalar_gemv_bf16,
                                         .gemv_f32 = scalar_gemv_f32,
                                         MPK_ELEMENTWISE_FIELDS(scalar)};

@@ -9,11 +9,19 @@
 #include <string.h>
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 
 static int has_avx2(void)
 {
     return mpk_cpu_has_avx2() && __builtin_cpu_supports("fma");
+}
+
+/* CPUID leaf 7, sub-leaf 1, EAX bit 4. */
+static int has_avxvnni(void)
+{
+    unsigned a, b, c, d;
+    return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
 }
 
 static int has_avx512(void)
@@ -67,6 +75,7 @@ static const struct family {
     {"scalar", "nothing", always, &mpk_kernels_scalar},
     {"neon", "AArch64 with the dot product instructions (asimddp)", ARM(has_neon_dot, &mpk_kernels_neon)},
     {"avx2", "AVX2 and FMA", X86(has_avx2, &mpk_kernels_avx2)},
+    {"avxvnni", "AVX2, FMA and AVX-VNNI", X86(has_avxvnni, &mpk_kernels_avxvnni)},
     {"avx512", "AVX-512 F, BW, VL, DQ, VBMI and VNNI", X86(has_avx512, &mpk_kernels_avx512)},
 };
 

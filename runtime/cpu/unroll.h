@@ -18,9 +18,11 @@
 #if defined(MOEPACK_EMULATE_AVX2) || defined(MOEPACK_EMULATE_AVX512) || defined(MPK_SANITIZED) || !defined(__OPTIMIZE__)
 #define KERNEL TARGET static
 #define UNROLL
+#define UNROLL_16
 #else
 #define KERNEL TARGET static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 8")
+#define UNROLL_16 _Pragma("GCC unroll 16")
 #endif
 
 #endif

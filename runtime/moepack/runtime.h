@@ -161,15 +161,19 @@ MOEPACK_API const void *moepack_load_section(const moepack_load *load, uint32_t 
 
 typedef enum moepack_compute {
     MOEPACK_COMPUTE_BF16 = 0,
-    MOEPACK_COMPUTE_F32 = 1
+    MOEPACK_COMPUTE_F32 = 1,
+    MOEPACK_COMPUTE_INT8 =
+        2 /* inputs of the experts' MXFP4 products as 8-bit integers, at most 2e-2 from float64 (relative
+           * L2), the same bits everywhere; all else, experts in other forms too, as in BF16 */
 } moepack_compute;
 
 typedef struct moepack_layer_options {
-    size_t size;                  /* sizeof(moepack_layer_options) */
-    moepack_compute compute;      /* spec/numerics.md */
-    unsigned threads;             /* 0: as moepack_threads says */
-    const char *kernels;          /* "scalar", "avx2", "avx512": that one or an error. NULL: as the environment variable
-                                   * MOEPACK_KERNELS says, read at every call; unset or empty: the best for this CPU */
+    size_t size;             /* sizeof(moepack_layer_options) */
+    moepack_compute compute; /* spec/numerics.md */
+    unsigned threads;        /* 0: as moepack_threads says */
+    const char
+        *kernels; /* "scalar", "avx2", "avxvnni", "avx512": that one or an error. NULL: as the environment
+                   * variable     MOEPACK_KERNELS says, read at every call; unset or empty: the best for this CPU */
     const moepack_policy *policy; /* NULL: the container's */
     bool partial; /* s of the experts this rank computes (first listed in the placement); y is not written */
     const float *router_bias; /* [E] in place of the container's selection bias; NULL: the container's. Without effect

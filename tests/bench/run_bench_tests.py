@@ -16,7 +16,7 @@ TINY = ["--experts", "4", "--hidden", "128", "--latent", "64", "--intermediate",
 FAST = ["--quick", "--seconds", "0.01", "--buffer", "8M", "--threads", "2"]
 RESULT_KEYS = {"name", "value", "unit", "limit", "ratio", "threads", "kernels", "min", "median", "max", "runs"}
 IO_NAMES = ["read", "write", "hash", "open", "convert", "verify", "load", "load.fresh", "load.full"]
-COMPUTE_NAMES = ["router.t1", "router.t64", "expert.t1", "expert.t1", "expert.t2", "expert.t8", "expert.t64", "dense.t1",
+COMPUTE_NAMES = ["router.t1", "router.t64", "expert.t1", "expert.t1", "expert.t2", "expert.t8", "expert.t64", "expert.t64.int8", "dense.t1",
                  "dense.t64", "layer.t1", "layer.t8", "layer.t64", "layer.t8.skewed"]
 
 

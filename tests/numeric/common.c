@@ -7,7 +7,11 @@
 
 /* The same sources built against tests/numeric/emulate_*.h. */
 extern const mpk_kernels mpk_kernels_avx2_emulated;
+extern const mpk_kernels mpk_kernels_avxvnni_emulated;
 extern const mpk_kernels mpk_kernels_avx512_emulated;
+#if defined(__x86_64__)
+void mpk_int8_gemv_avxvnni_as_avx512(const mpk_gemv *op);
+#endif
 
 static const struct emulated {
     const char *name;
@@ -15,6 +19,7 @@ static const struct emulated {
 } emulated[] = {
 #ifndef MOEPACK_NO_EMULATED_FAMILIES
     {"avx2", &mpk_kernels_avx2_emulated},
+    {"avxvnni", &mpk_kernels_avxvnni_emulated},
     {"avx512", &mpk_kernels_avx512_emulated},
 #endif
     {NULL, NULL}};
@@ -29,6 +34,15 @@ const test_family *test_families(size_t *count)
             families[n++] = (test_family){kernels, "native"};
     }
     for (size_t i = 0; emulated[i].name != NULL; i++) families[n++] = (test_family){emulated[i].kernels, "emulated"};
+#if defined(__x86_64__)
+    static mpk_kernels vnni;
+    const mpk_kernels *wide;
+    if (mpk_kernels_select("avx512", &wide, NULL) == MOEPACK_OK) {
+        vnni = mpk_kernels_avxvnni;
+        vnni.gemv_int8 = mpk_int8_gemv_avxvnni_as_avx512;
+        families[n++] = (test_family){&vnni, "as avx512"};
+    }
+#endif
     *count = n;
     return families;
 }

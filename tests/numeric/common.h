@@ -23,7 +23,7 @@
 /* A family as this machine can run it. */
 typedef struct test_family {
     const mpk_kernels *kernels;
-    const char *how; /* "native" or "emulated" */
+    const char *how; /* "native", "emulated", or "as avx512": AVX-VNNI in the other encoding */
 } test_family;
 
 /* All of them, the scalar one first; the count goes to *count. */

@@ -1,4 +1,4 @@
-/* The AVX2 and FMA intrinsics that runtime/cpu/avx2.c uses, in plain C (see emulate.h). */
+/* The AVX2, FMA and AVX-VNNI intrinsics that runtime/cpu uses, in plain C (see emulate.h). */
 #ifndef MOEPACK_TESTS_EMULATE_AVX2_H
 #define MOEPACK_TESTS_EMULATE_AVX2_H
 
@@ -41,6 +41,12 @@ EMULATED_BINARY(emulated256, _mm256_madd_epi16, 8,
 EMULATED_BINARY(emulated256, _mm256_maddubs_epi16, 16, {
     int sum = a.u8[2 * i] * b.i8[2 * i] + a.u8[2 * i + 1] * b.i8[2 * i + 1];
     r.i16[i] = (int16_t)(sum > INT16_MAX ? INT16_MAX : sum < INT16_MIN ? INT16_MIN : sum);
+})
+/* Four products of unsigned by signed bytes added to each 32-bit lane, without saturation. */
+EMULATED_TERNARY(emulated256, _mm256_dpbusd_avx_epi32, 8, {
+    int32_t sum = 0;
+    for (int k = 0; k < 4; k++) sum += b.u8[4 * i + k] * c.i8[4 * i + k];
+    r.u32[i] = a.u32[i] + (uint32_t)sum;
 })
 #define _mm256_setzero_ps() _mm256_set1_epi32(0)
 #define _mm256_castsi256_ps(a) (a)

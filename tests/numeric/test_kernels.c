@@ -10,12 +10,13 @@
 /* More than a kernel call of the layer gets. */
 #define MAX_TOKENS 67
 
-/* Inputs of a product in both forms that kernels read. */
+/* Inputs of a product in all forms that kernels read. */
 typedef struct inputs {
     size_t padded, tokens;
     float *x;
     mpk_fix16_block *blocks;
-    const void *x_rows[MAX_TOKENS], *block_rows[MAX_TOKENS];
+    mpk_int8_block *bytes;
+    const void *x_rows[MAX_TOKENS], *block_rows[MAX_TOKENS], *byte_rows[MAX_TOKENS];
 } inputs;
 
 static void put_bits(float *at, uint32_t bits)
@@ -43,14 +44,18 @@ static inputs make_inputs(test_random *r, size_t cols, size_t tokens, bool plain
     inputs in = {.padded = (cols + 31) / 32 * 32, .tokens = tokens};
     in.x = test_alloc(tokens * in.padded * sizeof(float));
     in.blocks = test_alloc(tokens * in.padded / 32 * sizeof(mpk_fix16_block));
+    in.bytes = test_alloc(tokens * in.padded / 32 * sizeof(mpk_int8_block));
     for (size_t t = 0; t < tokens; t++) {
         float *x = in.x + t * in.padded;
         mpk_fix16_block *blocks = in.blocks + t * in.padded / 32;
+        mpk_int8_block *bytes = in.bytes + t * in.padded / 32;
         fill_token(r, x, cols, plain ? 0 : (int)test_below(r, 8));
         mpk_kernels_scalar.round_bf16(x, x, in.padded);
         mpk_kernels_scalar.quantize(x, blocks, in.padded / 32);
+        mpk_kernels_scalar.quantize_int8(x, bytes, in.padded / 32);
         in.x_rows[t] = x;
         in.block_rows[t] = blocks;
+        in.byte_rows[t] = bytes;
     }
     return in;
 }
@@ -59,16 +64,18 @@ static void free_inputs(inputs *in)
 {
     free(in->x);
     free(in->blocks);
+    free(in->bytes);
 }
 
 enum {
     FIX16,
+    INT8,
     E2M1,
     BF16,
     F32,
     FORMS
 };
-static const char *const form_names[] = {"fix16", "e2m1", "bf16", "f32"};
+static const char *const form_names[] = {"fix16", "int8", "e2m1", "bf16", "f32"};
 
 static moepack_encoding form_encoding(int form)
 {
@@ -88,9 +95,15 @@ static float *product(const mpk_kernels *k, int form, const test_matrix *m, cons
                              .tiles = tiles,
                              .row_blocks = blocks - first < run ? blocks - first : run,
                              .tokens = in->tokens,
-                             .x = form == FIX16 ? in->block_rows : in->x_rows,
+                             .x = form == FIX16  ? in->block_rows
+                                  : form == INT8 ? in->byte_rows
+                                                 : in->x_rows,
                              .y = rows};
-        (form == FIX16 ? k->gemv_fix16 : form == E2M1 ? k->gemv_e2m1 : form == BF16 ? k->gemv_bf16 : k->gemv_f32)(&op);
+        (form == FIX16  ? k->gemv_fix16
+         : form == INT8 ? k->gemv_int8
+         : form == E2M1 ? k->gemv_e2m1
+         : form == BF16 ? k->gemv_bf16
+                        : k->gemv_f32)(&op);
     }
     return y;
 }
@@ -187,9 +200,12 @@ static void test_all_codes_and_scales(void **state)
                 memset(in.x, 0, 32 * sizeof(float));
                 in.x[col] = byte < 64 ? 0x1p+30f : byte > 190 ? -0x1p-70f : 1.25f;
                 mpk_kernels_scalar.quantize(in.x, in.blocks, 1);
+                mpk_kernels_scalar.quantize_int8(in.x, in.bytes, 1);
                 float *y = product(families[f].kernels, form, &m, &in, 1), expected[16];
+                const int8_t q = in.bytes->q[col / 8][col & 1][col % 8 >> 1];
+                const double input = form == INT8 ? q * 2 * (double)in.bytes->scale : (double)in.x[col];
                 for (int row = 0; row < 16; row++)
-                    expected[row] = (float)(ldexp((double)value[row], (int)byte - 127) * (double)in.x[col]) + 0.0f;
+                    expected[row] = (float)(ldexp((double)value[row], (int)byte - 127) * input) + 0.0f;
                 test_same_bits(y, expected, 16, families[f].kernels->name);
                 free(y);
             }
@@ -210,6 +226,7 @@ static void test_nan_scale(void **state)
     *test_scale_at(&m, 5, 40) = 255;
     memset(in.x, 0, in.padded * sizeof(float)); /* token 0: all sums are 0 */
     mpk_kernels_scalar.quantize(in.x, in.blocks, 2);
+    mpk_kernels_scalar.quantize_int8(in.x, in.bytes, 2);
     for (size_t f = 0; f < count; f++)
         for (int form = FIX16; form <= E2M1; form++) {
             float *y = product(families[f].kernels, form, &m, &in, 1);
@@ -224,12 +241,12 @@ static void test_nan_scale(void **state)
     test_matrix_free(&m);
 }
 
-/* Gaussian inputs against double: the F32 chains within 5e-7, fix16 within 2e-5 (its own quantisation; typical is
- * 4e-6). */
+/* Gaussian inputs against double: the F32 chains within 5e-7, fix16 within 2e-5, int8 within 8e-3 (their
+ * own quantisation; typical are 4e-6 and 5e-3). */
 static void test_products_against_double(void **state)
 {
     (void)state;
-    static const double limits[FORMS] = {2e-5, 5e-7, 5e-7, 5e-7};
+    static const double limits[FORMS] = {2e-5, 8e-3, 5e-7, 5e-7, 5e-7};
     const uint64_t rows = 64, cols = 1000;
     test_random r = {5};
     for (int form = 0; form < FORMS; form++) {
@@ -281,6 +298,78 @@ static void test_quantize(void **state)
             assert_true(fabs(q * 2.0 * (double)b->scale - (double)x[i]) <= (double)b->scale);
         }
     }
+}
+
+/* Blocks are equal byte for byte, q times the step is the input within half a step, and the largest is 126 or 127. */
+static void test_quantize_int8(void **state)
+{
+    (void)state;
+    size_t count;
+    const test_family *families = test_families(&count);
+    test_random r = {9};
+    for (int round = 0; round < 2000; round++) {
+        float x[32];
+        mpk_int8_block expected, got;
+        fill_token(&r, x, 32, (int)test_below(&r, 8));
+        if (round % 4 == 1)
+            for (size_t i = 0; i < 32; i++) put_bits(x + i, test_below(&r, 0x00800000u) >> test_below(&r, 24));
+        if (round % 2 == 0) mpk_kernels_scalar.round_bf16(x, x, 32);
+        mpk_kernels_scalar.quantize_int8(x, &expected, 1);
+        for (size_t f = 1; f < count; f++) {
+            families[f].kernels->quantize_int8(x, &got, 1);
+            assert_memory_equal(&got, &expected, sizeof got);
+        }
+        int largest = 0;
+        for (size_t i = 0; i < 32; i++) {
+            const int q = expected.q[i / 8][i & 1][i % 8 >> 1];
+            const double step = 2 * (double)expected.scale;
+            largest = abs(q) > largest ? abs(q) : largest;
+            if (isnan(expected.scale) || expected.scale == 0.0f) continue;
+            if (round % 2 == 0) assert_true(fabs(q * step - (double)x[i]) <= step * (0.5 + 1e-5));
+        }
+        assert_true(largest <= 127);
+        if (expected.scale > 0.0f)
+            assert_true(largest >= 126);
+        else
+            assert_int_equal(largest, 0);
+    }
+}
+
+/* Hundreds of tokens at once, every count of groups; and each token alone gives the same. */
+static void test_many_tokens(void **state)
+{
+    (void)state;
+    enum {
+        MANY = 64
+    };
+    size_t count;
+    const test_family *families = test_families(&count);
+    test_random r = {10};
+    test_matrix m = test_matrix_random(&r, MOEPACK_ENC_E2M1, 32, 1100, 0.02);
+    const size_t tiles = 35;
+    mpk_int8_block *blocks = test_alloc(MANY * tiles * sizeof *blocks);
+    float x[35 * 32] = {0}, *rows[MANY];
+    const void *given[MANY];
+    for (size_t t = 0; t < MANY; t++) {
+        fill_token(&r, x, 1100, (int)test_below(&r, 8));
+        mpk_kernels_scalar.quantize_int8(x, blocks + t * tiles, tiles);
+        given[t] = blocks + t * tiles;
+    }
+    float *alone = test_alloc(MANY * 32 * sizeof *alone), *together = test_alloc(MANY * 32 * sizeof *together);
+    for (size_t f = 0; f < count; f++)
+        for (size_t tokens = f == 0 ? 1 : MANY; tokens <= MANY; tokens += MANY - 1) {
+            float *y = tokens == 1 ? alone : together;
+            for (size_t t = 0; t < MANY; t += tokens) {
+                for (size_t i = 0; i < tokens; i++) rows[i] = y + (t + i) * 32;
+                const mpk_gemv op = {m.view.weights, m.view.scales, tiles, 2, tokens, given + t, rows};
+                families[f].kernels->gemv_int8(&op);
+            }
+            if (tokens == MANY) test_same_bits(together, alone, MANY * 32, families[f].kernels->name);
+        }
+    free(alone);
+    free(together);
+    free(blocks);
+    test_matrix_free(&m);
 }
 
 static float special(test_random *r)
@@ -383,7 +472,7 @@ static void test_select(void **state)
     assert_string_equal(kernels->name, "scalar");
     assert_int_equal(mpk_kernels_select("sse9", &kernels, &error), MOEPACK_E_USAGE);
     assert_non_null(strstr(error.message, "sse9"));
-    assert_non_null(strstr(error.message, "scalar, neon, avx2, avx512"));
+    assert_non_null(strstr(error.message, "scalar, neon, avx2, avxvnni, avx512"));
     assert_int_equal(mpk_kernels_select("", &kernels, &error), MOEPACK_E_USAGE);
     const char *best = NULL;
     for (size_t i = 0; mpk_kernels_name(i) != NULL; i++) {
@@ -425,6 +514,8 @@ int main(void)
         cmocka_unit_test(test_nan_scale),
         cmocka_unit_test(test_products_against_double),
         cmocka_unit_test(test_quantize),
+        cmocka_unit_test(test_quantize_int8),
+        cmocka_unit_test(test_many_tokens),
         cmocka_unit_test(test_elementwise),
         cmocka_unit_test(test_norm),
         cmocka_unit_test(test_select),

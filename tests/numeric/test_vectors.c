@@ -155,6 +155,28 @@ static void test_fix16_inputs(void **state)
     assert_true(index >= 10);
 }
 
+static void test_int8_inputs(void **state)
+{
+    (void)state;
+    size_t count, index;
+    const test_family *families = test_families(&count);
+    json_t *v;
+    json_array_foreach(get(vectors, "int8_inputs"), index, v)
+    {
+        float *x = get_floats(v, "x", NULL), *f = get_floats(v, "f", NULL);
+        for (size_t i = 0; i < count; i++) {
+            mpk_int8_block b;
+            families[i].kernels->quantize_int8(x, &b, 1);
+            test_same_bits(&b.scale, f, 1, "f");
+            for (size_t c = 0; c < 32; c++)
+                assert_int_equal(b.q[c / 8][c & 1][c % 8 >> 1], json_integer_value(json_array_get(get(v, "q"), c)));
+        }
+        free(x);
+        free(f);
+    }
+    assert_true(index >= 19);
+}
+
 /* A panel of random rows; the row of a vector goes into row 0, which alone is compared. */
 static test_matrix one_row(moepack_encoding encoding, size_t cols)
 {
@@ -179,7 +201,8 @@ static void test_e2m1_rows(void **state)
     json_t *v;
     json_array_foreach(get(vectors, "e2m1_rows"), index, v)
     {
-        float *x = get_floats(v, "x", &cols), *fix16 = get_floats(v, "fix16", NULL), *f32 = get_floats(v, "f32", NULL);
+        float *x = get_floats(v, "x", &cols), *fix16 = get_floats(v, "fix16", NULL),
+              *int8 = get_floats(v, "int8", NULL), *f32 = get_floats(v, "f32", NULL);
         const char *codes = text(v, "codes");
         const size_t blocks = (cols + 31) / 32;
         assert_int_equal(strlen(codes), cols);
@@ -190,14 +213,20 @@ static void test_e2m1_rows(void **state)
             *test_scale_at(&m, 0, c) = (uint8_t)json_integer_value(json_array_get(get(v, "scales"), c / 32));
         }
         mpk_fix16_block *q = test_alloc(blocks * sizeof *q);
+        mpk_int8_block *bytes = test_alloc(blocks * sizeof *bytes);
         for (size_t f = 0; f < count; f++) {
             const mpk_kernels *k = families[f].kernels;
             k->quantize(x, q, blocks);
             const float a = first_row(k->gemv_fix16, &m, 32, q), b = first_row(k->gemv_e2m1, &m, 32, x);
             test_same_bits(&a, fix16, 1, "fix16 row");
             test_same_bits(&b, f32, 1, "f32 row");
+            k->quantize_int8(x, bytes, blocks);
+            const float c = first_row(k->gemv_int8, &m, 32, bytes);
+            test_same_bits(&c, int8, 1, "int8 row");
         }
         free(q);
+        free(bytes);
+        free(int8);
         free(x);
         free(fix16);
         free(f32);
@@ -505,6 +534,8 @@ static void test_layer(void **state)
         run_layer(&view, x, &options, get(results, "bf16"));
         options.compute = MPK_COMPUTE_F32;
         run_layer(&view, x, &options, get(results, "f32"));
+        options.compute = MPK_COMPUTE_INT8;
+        run_layer(&view, x, &options, get(results, "int8"));
     }
     for (size_t i = 0; i < 6; i++) test_matrix_free(&dense[i]);
     for (size_t e = 0; e < EXPERTS; e++)
@@ -524,9 +555,10 @@ int main(void)
     }
     test_print_families();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_functions), cmocka_unit_test(test_activations), cmocka_unit_test(test_fix16_inputs),
-        cmocka_unit_test(test_e2m1_rows), cmocka_unit_test(test_dense_rows),  cmocka_unit_test(test_norm),
-        cmocka_unit_test(test_router),    cmocka_unit_test(test_layer),       cmocka_unit_test(test_form_rows),
+        cmocka_unit_test(test_functions),   cmocka_unit_test(test_activations), cmocka_unit_test(test_fix16_inputs),
+        cmocka_unit_test(test_e2m1_rows),   cmocka_unit_test(test_dense_rows),  cmocka_unit_test(test_norm),
+        cmocka_unit_test(test_router),      cmocka_unit_test(test_layer),       cmocka_unit_test(test_form_rows),
+        cmocka_unit_test(test_int8_inputs),
     };
     const int failures = cmocka_run_group_tests_name("numeric vectors", tests, NULL, NULL);
     json_decref(vectors);

@@ -67,7 +67,7 @@ static void paths_and_layouts_give_the_same_bits(void **state)
 {
     (void)state;
     for (uint32_t block = 0; block < 3; block++)
-        for (int compute = 0; compute < 2; compute++) {
+        for (int compute = 0; compute < 3; compute++) {
             moepack_layer_options options;
             moepack_layer_options_init(&options);
             options.compute = (moepack_compute)compute;
@@ -213,8 +213,8 @@ static void kernels_by_name_and_environment(void **state)
     const char *best = NULL, *name = NULL;
     assert_ok(moepack_kernels_name(NULL, &best, &s.error), &s.error);
     assert_ok(run(&s, 0, NULL, &base, &s.error), &s.error);
-    static const char *const names[] = {"scalar", "avx2", "avx512"};
-    for (size_t i = 0; i < 3; i++) {
+    static const char *const names[] = {"scalar", "avx2", "avxvnni", "avx512"};
+    for (size_t i = 0; i < 4; i++) {
         options.kernels = names[i];
         const moepack_status status = moepack_kernels_name(names[i], &name, &s.error);
         if (status == MOEPACK_OK) {

@@ -66,7 +66,7 @@ static void three_calls_are_one(void **state)
     session s;
     load_whole(&s);
     for (uint32_t block = 0; block < 3; block++)
-        for (unsigned compute = 0; compute < 2; compute++)
+        for (unsigned compute = 0; compute < 3; compute++)
             for (size_t k = 0; k < 2; k++) {
                 moepack_layer_options options;
                 moepack_layer_options_init(&options);

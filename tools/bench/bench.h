@@ -169,8 +169,9 @@ double bench_hash(const bench *b, unsigned threads);
 
 /* The unit that does a kernel family's products. */
 typedef enum bench_peak {
-    BENCH_PEAK_F32, /* multiply-add of F32: dense parts */
-    BENCH_PEAK_WORD /* products of 16-bit inputs and weights, summed by pairs: 4-bit weights (fix16) */
+    BENCH_PEAK_F32,  /* multiply-add of F32: dense parts */
+    BENCH_PEAK_WORD, /* products of 16-bit inputs and weights, summed by pairs: 4-bit weights (fix16) */
+    BENCH_PEAK_BYTE  /* products of 8-bit inputs and weights: 4-bit weights with --compute int8 */
 } bench_peak;
 
 /* A short loop without memory accesses: operations per second, a multiply-add counts as two. */

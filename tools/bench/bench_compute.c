@@ -54,6 +54,7 @@ struct compute_figure {
     bool quick, one_thread, skewed;
     bound bound;
     compute_step *run;
+    bool int8; /* --compute int8 */
 };
 
 /* ------------------------------------------------------------------------------------------------- inputs */
@@ -89,6 +90,7 @@ static moepack_layer_options layer_options(const compute *c, const compute_figur
     moepack_layer_options_init(&options);
     options.threads = figure->one_thread ? 1 : c->b->threads;
     options.kernels = c->b->kernels;
+    if (figure->int8) options.compute = MOEPACK_COMPUTE_INT8;
     return options;
 }
 
@@ -186,29 +188,32 @@ static moepack_status run_layer(compute *c, const compute_figure *f, unsigned ru
 
 /* In the order in which they are measured. The first of a name is the one with all threads. */
 static const compute_figure figures[] = {
-    {BENCH_ROUTER, "router.t1", 1, true, false, false, BOUND_MEMORY, run_router},
-    {BENCH_ROUTER, "router.t8", 8, false, false, false, BOUND_COMPUTE, run_router},
-    {BENCH_ROUTER, "router.t64", 64, true, false, false, BOUND_COMPUTE, run_router},
-    {BENCH_EXPERT, "expert.t1", 1, true, false, false, BOUND_MEMORY, run_experts},
-    {BENCH_EXPERT, "expert.t1", 1, true, true, false, BOUND_MEMORY, run_experts},
-    {BENCH_EXPERT, "expert.t2", 2, true, false, false, BOUND_MEMORY, run_experts},
-    {BENCH_EXPERT, "expert.t4", 4, false, false, false, BOUND_COMPUTE, run_experts},
-    {BENCH_EXPERT, "expert.t8", 8, true, false, false, BOUND_COMPUTE, run_experts},
-    {BENCH_EXPERT, "expert.t16", 16, false, false, false, BOUND_COMPUTE, run_experts},
-    {BENCH_EXPERT | BENCH_PREFILL, "expert.t64", 64, true, false, false, BOUND_COMPUTE, run_experts},
-    {BENCH_DENSE, "dense.t1", 1, true, false, false, BOUND_MEMORY, run_dense},
-    {BENCH_DENSE, "dense.t8", 8, false, false, false, BOUND_COMPUTE, run_dense},
-    {BENCH_DENSE | BENCH_PREFILL, "dense.t64", 64, true, false, false, BOUND_COMPUTE, run_dense},
-    {BENCH_LAYER, "layer.t1", 1, true, false, false, BOUND_MEMORY, run_layer},
-    {BENCH_LAYER, "layer.t2", 2, false, false, false, BOUND_EITHER, run_layer},
-    {BENCH_LAYER, "layer.t4", 4, false, false, false, BOUND_EITHER, run_layer},
-    {BENCH_LAYER, "layer.t8", 8, true, false, false, BOUND_EITHER, run_layer},
-    {BENCH_LAYER, "layer.t16", 16, false, false, false, BOUND_EITHER, run_layer},
-    {BENCH_LAYER, "layer.t32", 32, false, false, false, BOUND_EITHER, run_layer},
-    {BENCH_LAYER | BENCH_PREFILL, "layer.t64", 64, true, false, false, BOUND_EITHER, run_layer},
-    {BENCH_PREFILL, "layer.t512", 512, false, false, false, BOUND_EITHER, run_layer},
-    {BENCH_LAYER, "layer.t8.skewed", 8, true, false, true, BOUND_EITHER, run_layer},
-    {BENCH_LAYER, "layer.t64.skewed", 64, false, false, true, BOUND_EITHER, run_layer},
+    {BENCH_ROUTER, "router.t1", 1, true, false, false, BOUND_MEMORY, run_router, false},
+    {BENCH_ROUTER, "router.t8", 8, false, false, false, BOUND_COMPUTE, run_router, false},
+    {BENCH_ROUTER, "router.t64", 64, true, false, false, BOUND_COMPUTE, run_router, false},
+    {BENCH_EXPERT, "expert.t1", 1, true, false, false, BOUND_MEMORY, run_experts, false},
+    {BENCH_EXPERT, "expert.t1", 1, true, true, false, BOUND_MEMORY, run_experts, false},
+    {BENCH_EXPERT, "expert.t2", 2, true, false, false, BOUND_MEMORY, run_experts, false},
+    {BENCH_EXPERT, "expert.t4", 4, false, false, false, BOUND_COMPUTE, run_experts, false},
+    {BENCH_EXPERT, "expert.t8", 8, true, false, false, BOUND_COMPUTE, run_experts, false},
+    {BENCH_EXPERT, "expert.t16", 16, false, false, false, BOUND_COMPUTE, run_experts, false},
+    {BENCH_EXPERT | BENCH_PREFILL, "expert.t64", 64, true, false, false, BOUND_COMPUTE, run_experts, false},
+    {BENCH_EXPERT, "expert.t1.int8", 1, false, false, false, BOUND_MEMORY, run_experts, true},
+    {BENCH_EXPERT, "expert.t8.int8", 8, false, false, false, BOUND_COMPUTE, run_experts, true},
+    {BENCH_EXPERT | BENCH_PREFILL, "expert.t64.int8", 64, true, false, false, BOUND_COMPUTE, run_experts, true},
+    {BENCH_DENSE, "dense.t1", 1, true, false, false, BOUND_MEMORY, run_dense, false},
+    {BENCH_DENSE, "dense.t8", 8, false, false, false, BOUND_COMPUTE, run_dense, false},
+    {BENCH_DENSE | BENCH_PREFILL, "dense.t64", 64, true, false, false, BOUND_COMPUTE, run_dense, false},
+    {BENCH_LAYER, "layer.t1", 1, true, false, false, BOUND_MEMORY, run_layer, false},
+    {BENCH_LAYER, "layer.t2", 2, false, false, false, BOUND_EITHER, run_layer, false},
+    {BENCH_LAYER, "layer.t4", 4, false, false, false, BOUND_EITHER, run_layer, false},
+    {BENCH_LAYER, "layer.t8", 8, true, false, false, BOUND_EITHER, run_layer, false},
+    {BENCH_LAYER, "layer.t16", 16, false, false, false, BOUND_EITHER, run_layer, false},
+    {BENCH_LAYER, "layer.t32", 32, false, false, false, BOUND_EITHER, run_layer, false},
+    {BENCH_LAYER | BENCH_PREFILL, "layer.t64", 64, true, false, false, BOUND_EITHER, run_layer, false},
+    {BENCH_PREFILL, "layer.t512", 512, false, false, false, BOUND_EITHER, run_layer, false},
+    {BENCH_LAYER, "layer.t8.skewed", 8, true, false, true, BOUND_EITHER, run_layer, false},
+    {BENCH_LAYER, "layer.t64.skewed", 64, false, false, true, BOUND_EITHER, run_layer, false},
 };
 
 /* ------------------------------------------------------------------------------------------------- measuring */
@@ -244,13 +249,29 @@ static bool by_memory(const compute_figure *f, const rounds *all)
     return 2 * memory >= all->count;
 }
 
+/* The unit that multiplies the experts' weights. */
+static bench_peak unit_of(const compute_figure *f)
+{
+    return f->int8 ? BENCH_PEAK_BYTE : BENCH_PEAK_WORD;
+}
+
 static const char *limit_name(const compute *c, const compute_figure *f, bool memory)
 {
     const char *kernels = c->b->kernels;
     if (memory) return "read scan";
-    if (f->run == run_experts) return bench_peak_name(kernels, BENCH_PEAK_WORD);
+    if (f->run == run_experts) return bench_peak_name(kernels, unit_of(f));
     if (f->run == run_layer) return "peaks of both units, by share";
     return bench_peak_name(kernels, BENCH_PEAK_F32);
+}
+
+/* Appends how a figure compares with the same one in default mode, where that was measured. */
+static void note_ratio(const bench *b, const compute_figure *f, bench_result *result)
+{
+    const size_t length = strlen(f->name) - strlen(".int8"), used = strlen(result->note);
+    for (const bench_result *r = b->results; f->int8 && r < result; r++)
+        if (strlen(r->name) == length && strncmp(r->name, f->name, length) == 0 && r->threads == result->threads)
+            snprintf(result->note + used, sizeof result->note - used, ", %.2fx of %s",
+                     bench_median(&result->figure) / bench_median(&r->figure), r->name);
 }
 
 static moepack_status report(compute *c, const compute_figure *f, const rounds *all, moepack_error *error)
@@ -277,6 +298,7 @@ static moepack_status report(compute *c, const compute_figure *f, const rounds *
                  (result->bytes - (f->run == run_layer ? (double)c->dense_bytes : 0)) / (double)c->expert_bytes);
     else
         snprintf(result->note, sizeof result->note, "%.2f ms", ms);
+    note_ratio(c->b, f, result);
     bench_result_done(c->b, result);
     return MOEPACK_OK;
 }
@@ -297,7 +319,7 @@ static moepack_status measure(compute *c, const compute_figure *f, moepack_error
         round_samples *r = &all.round[all.count];
         const double each = last < LIMIT_SECONDS ? last : LIMIT_SECONDS;
         if (f->bound != BOUND_COMPUTE) r->scan = bench_scan_for(b, threads, each);
-        if (word) r->word = bench_peak_for(b->kernels, BENCH_PEAK_WORD, threads, each);
+        if (word) r->word = bench_peak_for(b->kernels, unit_of(f), threads, each);
         if (f32) r->f32 = bench_peak_for(b->kernels, BENCH_PEAK_F32, threads, each);
         status = f->run(c, f, all.count + 1, &r->done, error);
         last = r->done.seconds;

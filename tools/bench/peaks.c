@@ -2,7 +2,7 @@
  *
  * The unit is the one that the kernel family uses. 4-bit weights are multiplied by 16-bit inputs: AVX-512 kernels do it
  * with vpdpbusd on the two bytes of an input, which is the rate of one vpdpwssd for both; AVX2 kernels with vpmaddwd
- * and an addition. */
+ * and an addition. 8-bit inputs: vpdpbusd, or vpmaddubsw and an addition. */
 #include "bench.h"
 
 #include <string.h>
@@ -79,6 +79,10 @@ static void plain_word(float *sink)
 #define WORD_256(n) "vpmaddwd %%ymm0, %%ymm1, %%ymm2\n\tvpaddd %%ymm2, %%ymm" n ", %%ymm" n "\n\t"
 #define WORD_512(n) "vpdpwssd %%zmm0, %%zmm1, %%zmm" n "\n\t"
 
+#define BYTE_256(n) "vpmaddubsw %%ymm0, %%ymm1, %%ymm2\n\tvpaddw %%ymm2, %%ymm" n ", %%ymm" n "\n\t"
+#define BYTE_VNNI(n) "%{vex%} vpdpbusd %%ymm0, %%ymm1, %%ymm" n "\n\t"
+#define BYTE_512(n) "vpdpbusd %%zmm0, %%zmm1, %%zmm" n "\n\t"
+
 static void avx2_f32(float *sink)
 {
     (void)sink;
@@ -89,6 +93,24 @@ static void avx2_word(float *sink)
 {
     (void)sink;
     LOOP(WORD_256);
+}
+
+static void avx2_byte(float *sink)
+{
+    (void)sink;
+    LOOP(BYTE_256);
+}
+
+static void avxvnni_byte(float *sink)
+{
+    (void)sink;
+    LOOP(BYTE_VNNI);
+}
+
+static void avx512_byte(float *sink)
+{
+    (void)sink;
+    LOOP(BYTE_512);
 }
 
 static void avx512_f32(float *sink)
@@ -110,9 +132,15 @@ static void avx512_word(float *sink)
 static const peak_loop loops[] = {
     {"scalar", BENCH_PEAK_F32, "F32 multiply and add, as compiled", 2.0 * 4 * CHAINS *PLAIN_ROUNDS, plain_f32},
     {"scalar", BENCH_PEAK_WORD, "16-bit multiply and add, as compiled", 2.0 * 4 * CHAINS *PLAIN_ROUNDS, plain_word},
+    {"scalar", BENCH_PEAK_BYTE, "16-bit multiply and add, as compiled", 2.0 * 4 * CHAINS *PLAIN_ROUNDS, plain_word},
 #if defined(__x86_64__)
     {"avx2", BENCH_PEAK_F32, "F32 FMA, 256 bits", 2.0 * 8 * CHAINS *ROUNDS, avx2_f32},
     {"avx2", BENCH_PEAK_WORD, "vpmaddwd and vpaddd, 256 bits", 4.0 * 8 * CHAINS *ROUNDS, avx2_word},
+    {"avx2", BENCH_PEAK_BYTE, "vpmaddubsw and vpaddw, 256 bits", 8.0 * 8 * CHAINS *ROUNDS, avx2_byte},
+    {"avxvnni", BENCH_PEAK_F32, "F32 FMA, 256 bits", 2.0 * 8 * CHAINS *ROUNDS, avx2_f32},
+    {"avxvnni", BENCH_PEAK_WORD, "vpmaddwd and vpaddd, 256 bits", 4.0 * 8 * CHAINS *ROUNDS, avx2_word},
+    {"avxvnni", BENCH_PEAK_BYTE, "vpdpbusd, 256 bits", 8.0 * 8 * CHAINS *ROUNDS, avxvnni_byte},
+    {"avx512", BENCH_PEAK_BYTE, "vpdpbusd, 512 bits", 8.0 * 16 * CHAINS *ROUNDS, avx512_byte},
     {"avx512", BENCH_PEAK_F32, "F32 FMA, 512 bits", 2.0 * 16 * CHAINS *ROUNDS, avx512_f32},
     {"avx512", BENCH_PEAK_WORD, "vpdpwssd, 512 bits", 4.0 * 16 * CHAINS *ROUNDS, avx512_word},
 #endif

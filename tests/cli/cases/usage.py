@@ -150,7 +150,6 @@ def test_not_in_this_version(ctx):
         ctx.fails(["convert", ctx.source(), ctx.path("out"), "--codec", codec], 5, codec, "not in this version")
     needed = ["run", "a", "--layer", "1", "--input", "x", "--output", "y"]
     ctx.fails(needed + ["--device", "cuda:0"], 5, "built without CUDA")
-    ctx.fails(needed + ["--compute", "int8"], 5, "int8")
 
 
 def test_output_that_cannot_be_written(ctx):
