@@ -15,6 +15,7 @@ static const mpk_family *const families[] = {
     &mpk_family_olmoe,       &mpk_family_qwen2_moe,   &mpk_family_qwen3_next, &mpk_family_qwen3_5_moe,
     &mpk_family_gpt_oss,     &mpk_family_granitemoe,  &mpk_family_llama4,     &mpk_family_dbrx,
     &mpk_family_phimoe,      &mpk_family_nemotron_h,  &mpk_family_switch,     &mpk_family_deepseek_v4,
+    &mpk_family_minimax_m2,
 };
 
 /* Model types that somebody may well try, and what of them has no table or no field in this version. */
@@ -22,7 +23,6 @@ static const struct {
     const char *model_type, *reason;
 } refused[] = {
     {"qwen3_vl_moe", "its experts are fused tensors, transposed"},
-    {"minimax_m2", "its experts are FP8"},
 };
 
 /* ------------------------------------------------------------------------------------------------ access */

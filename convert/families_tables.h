@@ -120,6 +120,6 @@ extern const mpk_family mpk_family_mixtral, mpk_family_qwen3_moe, mpk_family_olm
 extern const mpk_family mpk_family_qwen2_moe, mpk_family_qwen3_next, mpk_family_qwen3_5_moe; /* families_qwen.c */
 extern const mpk_family mpk_family_gpt_oss, mpk_family_granitemoe, mpk_family_llama4;        /* families_fused.c */
 extern const mpk_family mpk_family_dbrx, mpk_family_phimoe;                                  /* families_fused.c */
-extern const mpk_family mpk_family_nemotron_h, mpk_family_switch, mpk_family_deepseek_v4;
+extern const mpk_family mpk_family_minimax_m2, mpk_family_nemotron_h, mpk_family_switch, mpk_family_deepseek_v4;
 
 #endif

@@ -10,12 +10,31 @@
 #include <string.h>
 
 static const char *const fixtures[] = {
-    "k3_tiny",      "kimi_linear",       "deepseek_moe_16b", "deepseek_v2",
-    "deepseek_v3",  "glm4_moe",          "mixtral",          "qwen3_moe",
-    "olmoe",        "qwen2_moe",         "qwen3_next",       "qwen3_5_moe",
-    "gpt_oss_bf16", "granitemoe",        "llama4",           "dbrx",
-    "phimoe",       "nemotron_h_latent", "deepseek_v4",      "gpt_oss",
-    "mixtral_tf5",  "mixtral_tf5_fused", "nemotron_h_nano",  "switch_transformers",
+    "k3_tiny",
+    "kimi_linear",
+    "deepseek_moe_16b",
+    "deepseek_v2",
+    "deepseek_v3",
+    "glm4_moe",
+    "mixtral",
+    "qwen3_moe",
+    "olmoe",
+    "qwen2_moe",
+    "qwen3_next",
+    "qwen3_5_moe",
+    "gpt_oss_bf16",
+    "granitemoe",
+    "llama4",
+    "dbrx",
+    "phimoe",
+    "nemotron_h_latent",
+    "deepseek_v4",
+    "gpt_oss",
+    "mixtral_tf5",
+    "mixtral_tf5_fused",
+    "nemotron_h_nano",
+    "minimax_m2_fp8",
+    "switch_transformers",
 };
 
 static moepack_error error;

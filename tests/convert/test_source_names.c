@@ -191,7 +191,7 @@ static void families_are_sound(void **state)
                 assert_true(mpk_term_value(family->roles[r].dims[d], whole, &value));
         }
     }
-    assert_int_equal(count, 20);
+    assert_int_equal(count, 21);
     assert_null(moepack_family_name(count));
     assert_null(moepack_family_about(count));
     assert_null(moepack_family_tested(count));

@@ -16,14 +16,14 @@ FIXTURES = [
     ("qwen3_next", "qwen3_next"), ("qwen3_5_moe", "qwen3_5_moe"), ("gpt_oss", "gpt_oss"), ("gpt_oss_bf16", "gpt_oss"),
     ("granitemoe", "granitemoe"), ("llama4", "llama4"), ("dbrx", "dbrx"), ("phimoe", "phimoe"), ("nemotron_h_latent", "nemotron_h"),
     ("nemotron_h_nano", "nemotron_h"), ("switch_transformers", "switch_transformers"), ("switch_transformers_f32", "switch_transformers"),
-    ("deepseek_v4", "deepseek_v4"), ("deepseek_v3_fp8", "deepseek_v3"), ("deepseek_v3_fp8_ue8m0", "deepseek_v3"), ("kimi_k2_int4", "deepseek_v3"),
+    ("deepseek_v4", "deepseek_v4"), ("minimax_m2_fp8", "minimax_m2"), ("deepseek_v3_fp8", "deepseek_v3"), ("deepseek_v3_fp8_ue8m0", "deepseek_v3"), ("kimi_k2_int4", "deepseek_v3"),
     ("deepseek_v4_fp4", "deepseek_v4"), ("nemotron_h_nvfp4", "nemotron_h"), ("nemotron_h_nvfp4_ct", "nemotron_h"),
 ]
 
 # rel-L2 against y_f64 (tests/fixtures/README.md).
 LIMITS = {"f32": 2e-6, "bf16": 5e-3}
 
-REFUSED = ["qwen3_vl_moe", "minimax_m2"]
+REFUSED = ["qwen3_vl_moe"]
 
 
 # ---- helpers
