@@ -5,6 +5,8 @@
  *   fix16, T <= 2   4 loads, 16 decode (and, ushr, 2 tbl), 17 T (load of digits, 16 sdot by element), and per block
  *                   28 scale + 28 T (zeroes, shift, add, convert, multiply, fmla), a quarter of which falls on a line:
  *                   27 + 24 T; 51 for one token
+ *   int8, T <= 3    4 loads, 16 decode, 9 T (load of inputs, 8 sdot by element), and per block 28 scale + 16 T (zeroes,
+ *                   convert, multiply, fmla): 27 + 13 T; 40 for one token
  *   e2m1 in f32     4 loads, 24 + 32 tbl and shifts, 32 T fmla, 8 T scalar loads: about 60 + 40 T
  *   BF16            4 loads, 8 to widen, 8 T fmla, 2 T scalar loads (16 rows x 2 columns)
  *   F32             4 loads, 4 T fmla, T scalar loads (16 rows x 1 column)
@@ -119,9 +121,47 @@ KERNEL void fix16_block(const size_t T, const size_t V, const uint8_t *w, const 
     }
 }
 
-/* V groups for T tokens: FMA chains over 4 blocks, those summed by fours, those summed. */
-KERNEL void fix16_part(const size_t T, const size_t V, const uint8_t *w, const uint8_t *s, size_t tiles,
-                       const mpk_fix16_block *const *x, float *const *y, size_t y_offset)
+/* The same with inputs of one digit, which is half the products. */
+KERNEL void int8_block(const size_t T, const size_t V, const uint8_t *w, const uint8_t *s,
+                       const mpk_int8_block *const *x, size_t b, float32x4_t *segment)
+{
+    const int8x16_t lut = vld1q_s8(twice_codes);
+    int32x4_t sum[TOKENS * 2];
+    UNROLL
+    for (size_t i = 0; i < T * V; i++) sum[i] = vdupq_n_s32(0);
+    UNROLL
+    for (size_t c = 0; c < 4; c++) {
+        int8x16_t even[4], odd[4];
+        UNROLL
+        for (size_t v = 0; v < V; v++) {
+            const uint8x16_t line = vld1q_u8(w + c * 64 + v * 16);
+            even[v] = vqtbl1q_s8(lut, vandq_u8(line, vdupq_n_u8(15)));
+            odd[v] = vqtbl1q_s8(lut, vshrq_n_u8(line, 4));
+        }
+        UNROLL
+        for (size_t t = 0; t < T; t++) {
+            const int8x8_t q = vld1_s8(x[t][b].q[c][0]); /* even, then odd columns */
+            UNROLL
+            for (size_t v = 0; v < V; v++) {
+                sum[t * V + v] = vdotq_lane_s32(sum[t * V + v], even[v], q, 0);
+                sum[t * V + v] = vdotq_lane_s32(sum[t * V + v], odd[v], q, 1);
+            }
+        }
+    }
+    float32x4_t scale[4];
+    weight_scales(V, s, scale);
+    UNROLL
+    for (size_t i = 0; i < T * V; i++) {
+        const float32x4_t exact = vcvtq_f32_s32(sum[i]);
+        segment[i] = vfmaq_f32(segment[i], vmulq_n_f32(exact, x[i / V][b].scale), scale[i % V]);
+    }
+}
+
+/* V groups for T tokens with inputs of one or two digits: FMA chains over 4 blocks, those summed by fours, those
+ * summed.
+ */
+KERNEL void integer_part(const size_t T, const size_t V, const size_t digits, const uint8_t *w, const uint8_t *s,
+                         size_t tiles, const void *const *x, float *const *y, size_t y_offset)
 {
     float32x4_t sum[TOKENS * 2], group[TOKENS * 2], segment[TOKENS * 2];
     for (size_t i = 0; i < T * V; i++) sum[i] = vdupq_n_f32(0);
@@ -131,7 +171,13 @@ KERNEL void fix16_part(const size_t T, const size_t V, const uint8_t *w, const u
         while (b < group_end) {
             const size_t segment_end = group_end - b > 4 ? b + 4 : group_end;
             for (size_t i = 0; i < T * V; i++) segment[i] = vdupq_n_f32(0);
-            for (; b < segment_end; b++) fix16_block(T, V, w + b * MPK_TILE_BYTES, s + b * MPK_ROWS, x, b, segment);
+            for (; b < segment_end; b++) {
+                const uint8_t *tile = w + b * MPK_TILE_BYTES, *tile_scales = s + b * MPK_ROWS;
+                if (digits == 2)
+                    fix16_block(T, V, tile, tile_scales, (const mpk_fix16_block *const *)x, b, segment);
+                else
+                    int8_block(T, V, tile, tile_scales, (const mpk_int8_block *const *)x, b, segment);
+            }
             for (size_t i = 0; i < T * V; i++) group[i] = vaddq_f32(group[i], segment[i]);
         }
         for (size_t i = 0; i < T * V; i++) sum[i] = vaddq_f32(sum[i], group[i]);
@@ -143,7 +189,17 @@ KERNEL void fix16_rows(const size_t T, const uint8_t *w, const uint8_t *s, size_
                        const mpk_fix16_block *const *x, float *const *y, size_t y_offset)
 {
     const size_t V = T <= 2 ? 4 : T <= 4 ? 2 : 1;
-    for (size_t g = 0; g < 4; g += V) fix16_part(T, V, w + g * 16, s + g * 4, tiles, x, y, y_offset + g * 4);
+    for (size_t g = 0; g < 4; g += V)
+        integer_part(T, V, 2, w + g * 16, s + g * 4, tiles, (const void *const *)x, y, y_offset + g * 4);
+}
+
+/* Half the sums leave room for more rows. */
+KERNEL void int8_rows(const size_t T, const mpk_gemv *op, size_t r, size_t t)
+{
+    const size_t V = T <= 3 ? 4 : T <= 6 ? 2 : 1;
+    const uint8_t *w = op->weights + r * op->tiles * MPK_TILE_BYTES, *s = op->scales + r * op->tiles * MPK_ROWS;
+    for (size_t g = 0; g < 4; g += V)
+        integer_part(T, V, 1, w + g * 16, s + g * 4, op->tiles, op->x + t, op->y + t, r * MPK_ROWS + g * 4);
 }
 
 /* F32 inputs: N blocks next to each other, because one chain of FMAs waits for itself. */
@@ -253,10 +309,29 @@ KERNEL void dense_rows(const size_t T, const size_t W, const uint8_t *w, size_t 
 
 #include "rows.h"
 
+#define INT8_ROWS(T)                                                         \
+    TARGET static void int8_rows_##T(const mpk_gemv *op, size_t r, size_t t) \
+    {                                                                        \
+        int8_rows(T, op, r, t);                                              \
+    }
+ALL_TOKENS(INT8_ROWS)
+
+static rows_function *const int8_table[TOKENS + 1] = TABLE(int8_rows);
+
+static void neon_gemv_int8(const mpk_gemv *op)
+{
+    gemv(op, int8_table, TOKENS);
+}
+
+TARGET static void neon_quantize_int8(const float *x, mpk_int8_block *out, size_t blocks)
+{
+    mpk_body_quantize_int8(x, out, blocks);
+}
+
 /* An entry that this family lacks is taken from the scalar one by naming its function here. */
 const mpk_kernels mpk_kernels_neon = {.name = "neon",
-                                      .gemv_int8 = mpk_int8_gemv_scalar,
-                                      .quantize_int8 = mpk_int8_quantize_scalar,
+                                      .gemv_int8 = neon_gemv_int8,
+                                      .quantize_int8 = neon_quantize_int8,
                                       MPK_ROWS_FIELDS,
                                       MPK_ELEMENTWISE_FIELDS(neon)};
 #else
