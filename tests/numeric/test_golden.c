@@ -27,6 +27,7 @@ static const struct mode {
 } modes[] = {
     {"default", MPK_COMPUTE_BF16, {0x644329502a02ccf5, 0x5cdfd003a78f4fb4, 0x58796b40e004d74c, 0x61f6ce3db0b74d89}},
     {"f32", MPK_COMPUTE_F32, {0xce327d8bc3208c59, 0x5b4d844a6a0e30c1, 0x50f494cec9ecddb8, 0x7cc856c898f85b75}},
+    {"int8", MPK_COMPUTE_INT8, {0xc971bdef98b79c46, 0xbd276eef057a410a, 0xf94d035094d69bdb, 0xa884e6ef4e6fbdb2}},
 };
 
 #define MODES (sizeof modes / sizeof modes[0])
