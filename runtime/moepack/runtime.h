@@ -124,7 +124,7 @@ typedef struct moepack_load_options {
     moepack_io io;
     moepack_check check; /* none | stored hashes while loading (default) | also canonical hashes and padding of what was
                           * loaded. With MMAP, none touches nothing: NaN scale bytes are then not noticed either */
-    unsigned threads;    /* reader threads; 0: min(8, processors that this process may use) */
+    unsigned threads;    /* reader threads; 0: twice the processors that this process may use, at most 8 */
     void (*progress)(void *user, uint64_t done_bytes, uint64_t total_bytes); /* from reader threads, one at a time */
     void *user;
     const volatile int *cancel; /* non-zero: stop with MOEPACK_E_INTERRUPTED */
