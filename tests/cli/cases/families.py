@@ -188,16 +188,18 @@ def test_goldens_tell_policies_apart(ctx):
 
 
 def test_parts(ctx):
-    """The ranks' sums make the whole, without a latent space and with routing in groups."""
-    layer, path, _ = next(iter(goldens(ctx, "deepseek_v3")))
-    pack = ctx.pack("deepseek_v3", "--layout", "panel")
-    whole = run(ctx, pack, layer, path, "--compute", "f32")["s"].values()
-    total = [0.0] * len(whole)
-    for rank in range(3):
-        part = run(ctx, pack, layer, path, "--compute", "f32", "--ranks", "3", "--rank", str(rank))["s"].values()
-        total = [a + b for a, b in zip(total, part)]
-    distance = tensors.rel_l2(total, whole)
-    check(distance <= LIMITS["f32"], "the ranks' sum is %g away" % distance)
+    """The ranks' sums make the whole: one layer of every fixture."""
+    for fixture, _ in FIXTURES:
+        layer, path, options = next(iter(goldens(ctx, fixture)))
+        pack = ctx.pack(fixture, "--layout", "panel")
+        options = ["--compute", "f32"] + options
+        whole = run(ctx, pack, layer, path, *options)["s"].values()
+        total = [0.0] * len(whole)
+        for rank in range(3):
+            part = run(ctx, pack, layer, path, "--ranks", "3", "--rank", str(rank), *options)["s"].values()
+            total = [a + b for a, b in zip(total, part)]
+        distance = tensors.rel_l2(total, whole)
+        check(distance <= LIMITS["f32"], "%s: the ranks' sum is %g away" % (fixture, distance))
 
 
 def test_f32_experts(ctx):
