@@ -131,6 +131,18 @@ def test_layers(ctx):
                 compare(found, golden, limit, what)
                 other = run(ctx, ctx.pack(fixture, "--layout", "canonical"), layer, path, "--compute", mode, *options)
                 same_bits(found, other, what)
+                for kernels in kernel_families(ctx):
+                    out = ctx.path("y.safetensors")
+                    ctx.ok(["run", ctx.pack(fixture, "--layout", "panel"), "--layer", layer, "--input", path, "--output", out, "--quiet",
+                            "--compute", mode] + options, env={"MOEPACK_KERNELS": kernels})
+                    same_bits(found, tensors.read(out), "%s with %s kernels" % (what, kernels))
+
+
+def kernel_families(ctx):
+    """Those that this processor runs: the scalar one always, AVX2 where it is there."""
+    with open("/proc/cpuinfo", encoding="utf-8") as file:
+        flags = file.read()
+    return ["scalar"] + (["avx2"] if " avx2 " in flags and " fma " in flags else [])
 
 
 def test_capacity(ctx):
