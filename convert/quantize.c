@@ -2,6 +2,7 @@
 #include "quantize.h"
 
 #include "bytes.h"
+#include "element.h"
 #include "error.h"
 #include "mxfp4.h"
 #include "safetensors.h"
@@ -230,52 +231,24 @@ moepack_status mpk_source_quantize(mpk_source *source, bool force, moepack_error
 
 /* ------------------------------------------------------------------------------------------------ elements */
 
-static float from_bits(uint32_t bits)
-{
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-static double small_float(unsigned bits, int exponent_bits, int fraction_bits, int bias)
-{
-    const unsigned exponent = bits >> fraction_bits & ((1u << exponent_bits) - 1);
-    const unsigned fraction = bits & ((1u << fraction_bits) - 1);
-    const double sign = bits >> (exponent_bits + fraction_bits) & 1 ? -1 : 1;
-    if (exponent == 0) return sign * ldexp(fraction, 1 - bias - fraction_bits);
-    return sign * ldexp((double)(fraction | 1u << fraction_bits), (int)exponent - bias - fraction_bits);
-}
-
-static double e4m3(uint8_t bits)
-{
-    return (bits & 0x7f) == 0x7f ? (double)NAN : small_float(bits, 4, 3, 7);
-}
-
-static double f16(uint16_t bits)
-{
-    if ((bits & 0x7c00) == 0x7c00) return bits & 0x3ff ? (double)NAN : (double)INFINITY;
-    return small_float(bits, 5, 10, 15);
-}
-
 static double element(moepack_encoding encoding, const uint8_t *bytes, uint64_t i)
 {
-    static const double e2m1[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
     const unsigned nibble = ((unsigned)bytes[i / 2] >> i % 2 * 4) & 15u;
     switch (encoding) {
     case MOEPACK_ENC_F32:
-        return (double)from_bits(mpk_load32(bytes + 4 * i));
+        return (double)mpk_value_f32(mpk_load32(bytes + 4 * i));
     case MOEPACK_ENC_BF16:
-        return (double)from_bits((uint32_t)mpk_load16(bytes + 2 * i) << 16);
+        return (double)mpk_value_bf16(mpk_load16(bytes + 2 * i));
     case MOEPACK_ENC_F16:
-        return f16(mpk_load16(bytes + 2 * i));
+        return (double)mpk_value_f16(mpk_load16(bytes + 2 * i));
     case MOEPACK_ENC_E4M3:
-        return e4m3(bytes[i]);
+        return (double)mpk_value_e4m3(bytes[i]);
     case MOEPACK_ENC_E8M0:
         return bytes[i] == 255 ? (double)NAN : ldexp(1, bytes[i] - 127);
     case MOEPACK_ENC_E2M1:
-        return (nibble & 8 ? -1 : 1) * e2m1[nibble & 7];
+        return (double)mpk_value_e2m1(nibble);
     case MOEPACK_ENC_INT4_OFFSET:
-        return (double)nibble - 8;
+        return (double)mpk_value_int4(nibble);
     default:
         return (double)NAN;
     }

@@ -2,6 +2,7 @@
 #include "load.h"
 
 #include "bytes.h"
+#include "element.h"
 #include "error.h"
 
 #include <inttypes.h>
@@ -123,22 +124,6 @@ static moepack_status place_matrices(const moepack_load *load, const mpk_piece *
 
 /* ---- vectors ---- */
 
-static float from_bits(uint32_t bits)
-{
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-/* Exact: every F16 value is an F32 value. */
-static float from_half(uint16_t h)
-{
-    const uint32_t sign = (uint32_t)(h & 0x8000u) << 16, exponent = (h >> 10) & 31u, fraction = h & 0x3ffu;
-    if (exponent == 0) return from_bits(sign) + (sign != 0 ? -1.0f : 1.0f) * (float)fraction * 0x1p-24f;
-    if (exponent == 31) return from_bits(sign | 0x7f800000u | fraction << 13);
-    return from_bits(sign | (exponent + 112) << 23 | fraction << 13);
-}
-
 static moepack_status decode_vector(const moepack_load *load, const mpk_piece *piece, const moepack_matrix *m,
                                     float *to, moepack_error *error)
 {
@@ -146,13 +131,13 @@ static moepack_status decode_vector(const moepack_load *load, const mpk_piece *p
         const uint64_t element = m->base + r * m->row_stride;
         switch (m->encoding) {
         case MOEPACK_ENC_F32:
-            to[r] = from_bits(mpk_load32(piece->data + element * 4));
+            to[r] = mpk_value_f32(mpk_load32(piece->data + element * 4));
             break;
         case MOEPACK_ENC_BF16:
-            to[r] = from_bits((uint32_t)mpk_load16(piece->data + element * 2) << 16);
+            to[r] = mpk_value_bf16(mpk_load16(piece->data + element * 2));
             break;
         case MOEPACK_ENC_F16:
-            to[r] = from_half(mpk_load16(piece->data + element * 2));
+            to[r] = mpk_value_f16(mpk_load16(piece->data + element * 2));
             break;
         default:
             return mpk_load_fail_at(

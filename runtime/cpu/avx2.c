@@ -20,6 +20,8 @@
 
 #include "unroll.h"
 
+#include "lines_avx2.h"
+
 /* As in avx512.c. */
 #define PREFETCH_BYTES 8192
 
@@ -30,42 +32,15 @@
 
 MPK_DEFINE_ELEMENTWISE(avx2, TARGET)
 
-/* 12 + 2v of the sixteen E2M1 codes, in both halves as vpshufb wants it. */
-#define CODES 12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0
-static const uint8_t offset_codes[32] __attribute__((aligned(32))) = {CODES, CODES};
-
 /* 2v, as vpshufb wants it. */
 #define TWICE 0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12
 
 /* Magnitudes of the eight positive codes for vpermps, which uses three index bits. */
 static const float magnitudes[8] __attribute__((aligned(32))) = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
 
-/* 2^(byte - 127) of eight rows: byte 0 is the subnormal 2^-127, 255 is NaN. */
-KERNEL __m256 weight_scales(const uint8_t *s)
-{
-    __m256i bits = _mm256_slli_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)s)), 23);
-    __m256i nan = _mm256_cmpeq_epi32(bits, _mm256_set1_epi32(0x7f800000));
-    bits = _mm256_max_epi32(bits, _mm256_set1_epi32(0x00400000));
-    return _mm256_castsi256_ps(_mm256_or_si256(bits, nan));
-}
-
 KERNEL void store_rows(float *y, __m256 v)
 {
-    __m256 nan = _mm256_cmp_ps(v, v, _CMP_UNORD_Q);
-    __m256 canonical = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000));
-    _mm256_storeu_ps(y, _mm256_blendv_ps(v, canonical, nan));
-}
-
-KERNEL __m256i word_of(const void *bytes)
-{
-    int32_t word;
-    memcpy(&word, bytes, sizeof word);
-    return _mm256_set1_epi32(word);
-}
-
-KERNEL __m256i load(const uint8_t *p)
-{
-    return _mm256_load_si256((const __m256i *)(const void *)p);
+    _mm256_storeu_ps(y, canonical(v));
 }
 
 /* Adds one block of 32 columns, V vectors of 8 rows, to the chains of T tokens. The 16-bit lanes may wrap around on the

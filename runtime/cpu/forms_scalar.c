@@ -3,42 +3,8 @@
 #include "forms.h"
 
 #include "../../format/bytes.h"
+#include "../../format/element.h"
 #include "elementary.h"
-
-/* ---- values ---- */
-
-/* Exact: every F16 value is an F32 value. */
-static float value_f16(uint32_t h)
-{
-    const uint32_t sign = (h & 0x8000u) << 16, exponent = (h >> 10) & 31u, fraction = h & 0x3ffu;
-    if (exponent == 0) return mpk_float(sign | mpk_bits((float)fraction * 0x1p-24f));
-    if (exponent == 31) return mpk_float(fraction != 0 ? 0x7fc00000u : sign | 0x7f800000u);
-    return mpk_float(sign | (exponent + 112) << 23 | fraction << 13);
-}
-
-/* Bias 7, no infinities; 7f and ff are NaN. The bits are those of an F32 that is 2^-120 times the value. */
-static float value_e4m3(uint32_t code)
-{
-    if ((code & 0x7fu) == 0x7fu) return mpk_float(0x7fc00000u);
-    return mpk_float((code & 0x80u) << 24 | (code & 0x7fu) << 20) * 0x1p120f;
-}
-
-static float value_int4(uint32_t code)
-{
-    return (float)((int32_t)code - 8);
-}
-
-static float value_e2m1(uint32_t code)
-{
-    static const float magnitude[8] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
-    return code & 8u ? -magnitude[code & 7u] : magnitude[code];
-}
-
-/* 2^(byte - 127); byte 0 is a subnormal, 255 a NaN. */
-static float value_e8m0(uint32_t byte)
-{
-    return mpk_float(byte == 255 ? 0x7fc00000u : byte == 0 ? 0x00400000u : byte << 23);
-}
 
 size_t mpk_scale_bytes(moepack_encoding encoding)
 {
@@ -49,15 +15,15 @@ float mpk_scale_value(const uint8_t *at, moepack_encoding encoding, size_t i)
 {
     switch (encoding) {
     case MOEPACK_ENC_F32:
-        return mpk_float(mpk_load32(at + 4 * i));
+        return mpk_value_f32(mpk_load32(at + 4 * i));
     case MOEPACK_ENC_BF16:
-        return mpk_float((uint32_t)mpk_load16(at + 2 * i) << 16);
+        return mpk_value_bf16(mpk_load16(at + 2 * i));
     case MOEPACK_ENC_F16:
-        return value_f16(mpk_load16(at + 2 * i));
+        return mpk_value_f16(mpk_load16(at + 2 * i));
     case MOEPACK_ENC_E4M3:
-        return value_e4m3(at[i]);
+        return mpk_value_e4m3(at[i]);
     default:
-        return value_e8m0(at[i]);
+        return mpk_value_e8m0(at[i]);
     }
 }
 
@@ -201,9 +167,9 @@ static void gemv_fix16(const mpk_gemv *op, const mpk_form_scales *s, const rule 
 
 /* ---- the table ---- */
 
-static const rule f16 = {value_f16, 16, 0, false}, e4m3 = {value_e4m3, 8, 0, false},
-                  e4m3_grid = {value_e4m3, 8, 0, true}, e4m3_group = {value_e4m3, 8, 32, false},
-                  int4 = {value_int4, 4, 32, false}, nvfp4 = {value_e2m1, 4, 16, false};
+static const rule f16 = {mpk_value_f16, 16, 0, false}, e4m3 = {mpk_value_e4m3, 8, 0, false},
+                  e4m3_grid = {mpk_value_e4m3, 8, 0, true}, e4m3_group = {mpk_value_e4m3, 8, 32, false},
+                  int4 = {mpk_value_int4, 4, 32, false}, nvfp4 = {mpk_value_e2m1, 4, 16, false};
 
 #define DEFINE(name, function, form)                               \
     static void name(const mpk_gemv *op, const mpk_form_scales *s) \

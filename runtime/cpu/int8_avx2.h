@@ -6,6 +6,8 @@
  *   GEMV             name of the function that this defines */
 #include "unroll.h"
 
+#include "lines_avx2.h"
+
 #define PREFETCH_BYTES 8192
 
 /* Up to three tokens read the weights as they lie. More share a panel of decoded weights, 16 rows by one group of 16
@@ -15,41 +17,11 @@
 #define TOKENS 5
 #define GROUP 16
 
-#define CODES 12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0
-static const uint8_t offset_codes[32] __attribute__((aligned(32))) = {CODES, CODES};
-
 /* 12 + 2v, 16 rows: vector v of half h of line c of block b is code[b][c][h][v]. */
 typedef struct panel {
     uint8_t code[GROUP][4][2][2][32] __attribute__((aligned(64)));
     float scale[GROUP][MPK_ROWS] __attribute__((aligned(64)));
 } panel;
-
-/* 2^(byte - 127) of eight rows: byte 0 is the subnormal 2^-127, 255 is NaN. */
-KERNEL __m256 weight_scales(const uint8_t *s)
-{
-    __m256i bits = _mm256_slli_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)s)), 23);
-    __m256i nan = _mm256_cmpeq_epi32(bits, _mm256_set1_epi32(0x7f800000));
-    bits = _mm256_max_epi32(bits, _mm256_set1_epi32(0x00400000));
-    return _mm256_castsi256_ps(_mm256_or_si256(bits, nan));
-}
-
-KERNEL __m256 canonical(__m256 v)
-{
-    const __m256 nan = _mm256_cmp_ps(v, v, _CMP_UNORD_Q);
-    return _mm256_blendv_ps(v, _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000)), nan);
-}
-
-KERNEL __m256i word_of(const void *bytes)
-{
-    int32_t word;
-    memcpy(&word, bytes, sizeof word);
-    return _mm256_set1_epi32(word);
-}
-
-KERNEL __m256i load(const uint8_t *p)
-{
-    return _mm256_load_si256((const __m256i *)(const void *)p);
-}
 
 KERNEL __m256i decode(__m256i line, size_t h)
 {
