@@ -268,7 +268,7 @@ uint32_t moepack_placement_ranks(const moepack_placement *placement)
 }
 
 /* The rank that computes an expert. The first E mod N ranks hold one expert more than the others. */
-static uint32_t linear_rank(uint32_t expert, uint32_t experts, uint32_t ranks)
+uint32_t mpk_linear_rank(uint32_t expert, uint32_t experts, uint32_t ranks)
 {
     const uint32_t small = experts / ranks, larger_ranks = experts % ranks;
     const uint64_t in_larger = (uint64_t)larger_ranks * ((uint64_t)small + 1);
@@ -276,9 +276,9 @@ static uint32_t linear_rank(uint32_t expert, uint32_t experts, uint32_t ranks)
     return (uint32_t)(larger_ranks + (expert - in_larger) / small);
 }
 
-static uint32_t computing_rank(const moepack_placement *p, uint32_t block, uint32_t expert)
+uint32_t mpk_computing_rank(const moepack_placement *p, uint32_t block, uint32_t expert)
 {
-    if (p->rule == RULE_LINEAR) return linear_rank(expert, p->experts[block], p->ranks);
+    if (p->rule == RULE_LINEAR) return mpk_linear_rank(expert, p->experts[block], p->ranks);
     if (p->rule == RULE_ROUND_ROBIN) return expert % p->ranks;
     const rank_table *table = &p->tables[p->table_of[block]];
     return table->rank[table->first[expert]];
@@ -291,13 +291,13 @@ static bool in_range(const moepack_placement *p, uint32_t rank, uint32_t block, 
 
 bool moepack_placement_computes(const moepack_placement *placement, uint32_t rank, uint32_t block, uint32_t expert)
 {
-    return in_range(placement, rank, block, expert) && computing_rank(placement, block, expert) == rank;
+    return in_range(placement, rank, block, expert) && mpk_computing_rank(placement, block, expert) == rank;
 }
 
 bool moepack_placement_holds(const moepack_placement *placement, uint32_t rank, uint32_t block, uint32_t expert)
 {
     if (!in_range(placement, rank, block, expert)) return false;
-    if (placement->rule != RULE_TABLE) return computing_rank(placement, block, expert) == rank;
+    if (placement->rule != RULE_TABLE) return mpk_computing_rank(placement, block, expert) == rank;
     const rank_table *table = &placement->tables[placement->table_of[block]];
     for (size_t i = table->first[expert]; i < table->first[expert + 1]; i++)
         if (table->rank[i] == rank) return true;

@@ -13,17 +13,22 @@
 /* Exchanges tried for one block, per expert; the search ends much earlier when nothing helps any more. */
 #define EXCHANGES_PER_EXPERT 4
 
+typedef struct loaded_expert {
+    uint64_t rows;
+    uint32_t expert;
+} loaded_expert;
+
 /* One block being placed. */
 typedef struct work {
     uint32_t experts, ranks;
     const uint64_t *rows;
-    uint32_t *order;  /* experts by load, then by id */
-    uint32_t *rank;   /* [experts] the first rank */
-    uint32_t *room;   /* [ranks] experts that still fit */
-    double *load;     /* [ranks] */
-    uint64_t *extra;  /* [ranks] bytes left for replicas of this block */
-    uint8_t *holds;   /* [experts][ranks] */
-    uint32_t *copies; /* [experts] */
+    loaded_expert *order; /* by load, then by id */
+    uint32_t *rank;       /* [experts] the first rank */
+    uint32_t *room;       /* [ranks] experts that still fit */
+    double *load;         /* [ranks] */
+    uint64_t *extra;      /* [ranks] bytes left for replicas of this block */
+    uint8_t *holds;       /* [experts][ranks] */
+    uint32_t *copies;     /* [experts] */
 } work;
 
 static void free_work(work *w)
@@ -52,33 +57,17 @@ static bool new_work(work *w, uint32_t experts, uint32_t ranks)
 
 /* ---- one copy of each expert ---- */
 
-/* Heap sort of experts by (rows descending, id ascending): qsort has no context, and this needs no second array. */
-static bool comes_before(const work *w, uint32_t a, uint32_t b)
+static int most_rows_first(const void *left, const void *right)
 {
-    return w->rows[a] != w->rows[b] ? w->rows[a] > w->rows[b] : a < b;
-}
-
-static void sift(work *w, uint32_t root, uint32_t end)
-{
-    for (uint32_t child; (child = 2 * root + 1) < end; root = child) {
-        if (child + 1 < end && comes_before(w, w->order[child], w->order[child + 1])) child++;
-        if (!comes_before(w, w->order[root], w->order[child])) return;
-        const uint32_t swapped = w->order[root];
-        w->order[root] = w->order[child];
-        w->order[child] = swapped;
-    }
+    const loaded_expert *a = left, *b = right;
+    if (a->rows != b->rows) return a->rows > b->rows ? -1 : 1;
+    return a->expert < b->expert ? -1 : a->expert > b->expert;
 }
 
 static void sort_by_load(work *w)
 {
-    for (uint32_t e = 0; e < w->experts; e++) w->order[e] = e;
-    for (uint32_t i = w->experts / 2; i-- > 0;) sift(w, i, w->experts);
-    for (uint32_t end = w->experts; end-- > 1;) {
-        const uint32_t last = w->order[0];
-        w->order[0] = w->order[end];
-        w->order[end] = last;
-        sift(w, 0, end);
-    }
+    for (uint32_t e = 0; e < w->experts; e++) w->order[e] = (loaded_expert){w->rows[e], e};
+    qsort(w->order, w->experts, sizeof *w->order, most_rows_first);
 }
 
 /* Ranks that hold the fewest experts so far get one more than the others, so that the sums stay even. */
@@ -100,7 +89,7 @@ static void place_once(work *w)
         uint32_t best = UINT32_MAX;
         for (uint32_t r = 0; r < w->ranks; r++)
             if (w->room[r] > 0 && (best == UINT32_MAX || w->load[r] < w->load[best])) best = r;
-        const uint32_t e = w->order[i];
+        const uint32_t e = w->order[i].expert;
         w->rank[e] = best;
         w->room[best]--;
         w->load[best] += (double)w->rows[e];
@@ -225,13 +214,6 @@ static moepack_status make_table(const work *w, rank_table *table, moepack_error
 
 /* ---- blocks ---- */
 
-static void linear(work *w, const moepack_placement *rule, uint32_t block)
-{
-    for (uint32_t e = 0; e < w->experts; e++)
-        for (uint32_t r = 0; r < w->ranks; r++)
-            if (moepack_placement_computes(rule, r, block, e)) w->rank[e] = r;
-}
-
 static moepack_status balance_block(moepack_placement *p, const moepack_index *index, uint32_t b, const uint64_t *rows,
                                     uint64_t *held, uint64_t replica_bytes, moepack_error *error)
 {
@@ -241,9 +223,7 @@ static moepack_status balance_block(moepack_placement *p, const moepack_index *i
     moepack_status status = MOEPACK_OK;
     if (!new_work(&w, block.experts, p->ranks)) status = mpk_fail(error, MOEPACK_E_REFUSED, "out of memory");
     if (status == MOEPACK_OK && rows == NULL) {
-        linear(&w,
-               &(moepack_placement){.rule = RULE_LINEAR, .ranks = p->ranks, .blocks = p->blocks, .experts = p->experts},
-               b);
+        for (uint32_t e = 0; e < w.experts; e++) w.rank[e] = mpk_linear_rank(e, w.experts, p->ranks);
     } else if (status == MOEPACK_OK) {
         w.rows = rows;
         sort_by_load(&w);
@@ -309,13 +289,13 @@ void moepack_placement_load(const moepack_placement *placement, uint32_t block, 
     if (block >= placement->blocks) return;
     for (uint32_t e = 0; e < placement->experts[block]; e++) {
         uint32_t copies = 0;
-        for (uint32_t r = 0; r < placement->ranks && divided; r++)
-            copies += moepack_placement_holds(placement, r, block, e);
-        for (uint32_t r = 0; r < placement->ranks; r++) {
-            if (divided ? moepack_placement_holds(placement, r, block, e)
-                        : moepack_placement_computes(placement, r, block, e))
-                per_rank[r] += (double)rows[e] / (divided ? copies : 1);
+        if (!divided) {
+            per_rank[mpk_computing_rank(placement, block, e)] += (double)rows[e];
+            continue;
         }
+        for (uint32_t r = 0; r < placement->ranks; r++) copies += moepack_placement_holds(placement, r, block, e);
+        for (uint32_t r = 0; r < placement->ranks; r++)
+            if (moepack_placement_holds(placement, r, block, e)) per_rank[r] += (double)rows[e] / copies;
     }
 }
 

@@ -29,4 +29,9 @@ struct moepack_placement {
 /* A placement of nothing yet; NULL without memory. Freed by moepack_placement_free. */
 moepack_placement *mpk_placement_new(const moepack_index *index, uint32_t ranks);
 
+/* The rank of an expert under the linear rule, and of any placement the one that computes it; block and expert exist.
+ */
+uint32_t mpk_linear_rank(uint32_t expert, uint32_t experts, uint32_t ranks);
+uint32_t mpk_computing_rank(const moepack_placement *placement, uint32_t block, uint32_t expert);
+
 #endif
