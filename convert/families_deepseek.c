@@ -10,11 +10,9 @@ static const mpk_family_form forms[] = {
 
 /* The shared experts are one MLP of n_shared_experts times the width, whatever their number. */
 static const mpk_family_role roles[] = {
-    {"gate.weight", MOEPACK_ROLE_ROUTER, MPK_ALWAYS, 2, {SIZE(MPK_E), SIZE(MPK_H)}},
+    ROUTER("gate.weight"),
     {"gate.e_score_correction_bias", MOEPACK_ROLE_ROUTER_BIAS, MPK_IF_BIASED, 1, {SIZE(MPK_E)}},
-    {"shared_experts.gate_proj.weight", MOEPACK_ROLE_SHARED_GATE, MPK_IF_SHARED, 2, {SIZE(MPK_S), SIZE(MPK_H)}},
-    {"shared_experts.up_proj.weight", MOEPACK_ROLE_SHARED_UP, MPK_IF_SHARED, 2, {SIZE(MPK_S), SIZE(MPK_H)}},
-    {"shared_experts.down_proj.weight", MOEPACK_ROLE_SHARED_DOWN, MPK_IF_SHARED, 2, {SIZE(MPK_H), SIZE(MPK_S)}},
+    SHARED("shared_experts."),
 };
 
 /* Prediction layers have the same names, with numbers from num_hidden_layers on. */

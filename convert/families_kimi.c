@@ -11,14 +11,12 @@ static const mpk_family_form kimi_forms[] = {
 };
 
 static const mpk_family_role kimi_roles[] = {
-    {"gate.weight", MOEPACK_ROLE_ROUTER, MPK_ALWAYS, 2, {SIZE(MPK_E), SIZE(MPK_H)}},
+    ROUTER("gate.weight"),
     {"gate.e_score_correction_bias", MOEPACK_ROLE_ROUTER_BIAS, MPK_IF_BIASED, 1, {SIZE(MPK_E)}},
     {"routed_expert_down_proj.weight", MOEPACK_ROLE_LATENT_DOWN, MPK_IF_LATENT, 2, {SIZE(MPK_L), SIZE(MPK_H)}},
     {"routed_expert_norm.weight", MOEPACK_ROLE_LATENT_NORM, MPK_IF_LATENT_NORM, 1, {SIZE(MPK_L)}},
     {"routed_expert_up_proj.weight", MOEPACK_ROLE_LATENT_UP, MPK_IF_LATENT, 2, {SIZE(MPK_H), SIZE(MPK_L)}},
-    {"shared_experts.gate_proj.weight", MOEPACK_ROLE_SHARED_GATE, MPK_IF_SHARED, 2, {SIZE(MPK_S), SIZE(MPK_H)}},
-    {"shared_experts.up_proj.weight", MOEPACK_ROLE_SHARED_UP, MPK_IF_SHARED, 2, {SIZE(MPK_S), SIZE(MPK_H)}},
-    {"shared_experts.down_proj.weight", MOEPACK_ROLE_SHARED_DOWN, MPK_IF_SHARED, 2, {SIZE(MPK_H), SIZE(MPK_S)}},
+    SHARED("shared_experts."),
 };
 
 /* Multimodal wrapper first, then text-only copies. */

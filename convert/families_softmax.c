@@ -13,7 +13,7 @@
         NO_KEY(MPK_KEY_SCALE, 1)
 
 static const mpk_family_role roles[] = {
-    {"gate.weight", MOEPACK_ROLE_ROUTER, MPK_ALWAYS, 2, {SIZE(MPK_E), SIZE(MPK_H)}},
+    ROUTER("gate.weight"),
 };
 
 /* Logits come from the model's dtype, and weights are divided by their plain sum, also that of one expert. */

@@ -95,6 +95,12 @@
         }                                                                                              \
     }
 
+/* The tables of a file with one family, under these names. */
+#define OWN_TABLES                                                                                                     \
+    .types = types, .type_count = COUNT(types), .prefixes = prefixes, .prefix_count = COUNT(prefixes), .forms = forms, \
+    .form_count = COUNT(forms), .roles = roles, .role_count = COUNT(roles), .keys = keys, .key_count = COUNT(keys),    \
+    .names = names, .name_count = COUNT(names), .musts = musts, .must_count = COUNT(musts)
+
 /* Keys that a family's configs do not have, with what is true of it instead. */
 #define NO_KEY(key, truth)                           \
     {                                                \

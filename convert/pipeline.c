@@ -246,6 +246,13 @@ static moepack_status move_chunk(mover *m, const mpk_piece *piece, const mpk_chu
     return mpk_direct_write(to, canonical, chunk->stored_length, target, error);
 }
 
+/* The block that progress is reported under. */
+static const char *label_of(const mover *m, const mpk_piece *piece)
+{
+    return piece->block == MOEPACK_NO_BLOCK ? ""
+                                            : m->pipeline->source->blocks[m->plan->source_block[piece->block]].label;
+}
+
 static moepack_status move_piece(mover *m, mpk_lane *lane, size_t index, const uint8_t *loaded, moepack_error *error)
 {
     const mpk_piece *piece = &m->plan->pieces[index];
@@ -266,13 +273,11 @@ static moepack_status move_piece(mover *m, mpk_lane *lane, size_t index, const u
     mpk_section_hash_init(&hasher, lane, shape.layout == MOEPACK_LAYOUT_CANONICAL, shape.decoded_length, store_part,
                           parts);
     mpk_scale_scan scan = {0};
-    const char *label =
-        piece->block == MOEPACK_NO_BLOCK ? "" : m->pipeline->source->blocks[m->plan->source_block[piece->block]].label;
     while (status == MOEPACK_OK && mpk_chunker_next(&chunker, &chunk)) {
         if (mpk_cancelled(m->pipeline->callbacks)) status = mpk_fail(error, MOEPACK_E_INTERRUPTED, "interrupted");
         if (status == MOEPACK_OK)
             status = move_chunk(m, piece, &chunk, loaded, &buffers, &hasher, &shape, &scan, error);
-        if (status == MOEPACK_OK) mpk_meter_add(m->pipeline->meter, label, chunk.canonical_length);
+        if (status == MOEPACK_OK) mpk_meter_add(m->pipeline->meter, label_of(m, piece), chunk.canonical_length);
     }
     mpk_buffers_return(lane, &buffers);
     if (status == MOEPACK_OK) mpk_section_hash_end(&hasher, &section->xxh3_canonical, &section->xxh3_stored);
@@ -431,7 +436,7 @@ static moepack_status quantize_piece(mover *m, mpk_lane *lane, size_t index, moe
     if (status == MOEPACK_OK)
         status = quantize_codes(m, lane, &q, &shape, buffers.out, buffers.out + shape.canonical_length, error);
     if (status != MOEPACK_OK && status != MOEPACK_E_INTERRUPTED) mpk_error_file(error, m->files[piece->file].path);
-    if (status == MOEPACK_OK) mpk_meter_add(m->pipeline->meter, "", piece->length);
+    if (status == MOEPACK_OK) mpk_meter_add(m->pipeline->meter, label_of(m, piece), piece->length);
     mpk_buffers_return(lane, &buffers);
     free(scales);
     free(q.scales);
