@@ -188,9 +188,6 @@ static moepack_status check_scales(mover *m, const mpk_piece *piece, const mpk_s
     return MOEPACK_OK;
 }
 
-/* Bytes taken from the source at a time while they are hashed and rearranged: they stay in a core's own cache. */
-#define STEP ((uint64_t)256 << 10)
-
 /* Hashes the published bytes of a chunk and rearranges them into `stored`. A group of rows goes step by step, so that
  * each step is read from memory once. */
 static moepack_status rearrange(const mpk_chunk *chunk, const uint8_t *canonical, uint8_t *stored,
@@ -198,13 +195,8 @@ static moepack_status rearrange(const mpk_chunk *chunk, const uint8_t *canonical
 {
     mpk_chunker steps;
     mpk_chunk step;
-    mpk_shape shape = {.matrices = chunk->matrices,
-                       .matrix_count = chunk->matrix_count,
-                       .layout = MOEPACK_LAYOUT_PANEL,
-                       .canonical_length = chunk->canonical_length,
-                       .decoded_length = chunk->stored_length};
     moepack_status status = MOEPACK_OK;
-    mpk_chunker_init(&steps, &shape, STEP);
+    mpk_chunk_steps(chunk, &steps);
     while (status == MOEPACK_OK && mpk_chunker_next(&steps, &step)) {
         const uint8_t *from = canonical + step.canonical_offset;
         uint8_t *to = stored + step.stored_offset;

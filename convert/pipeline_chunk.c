@@ -151,3 +151,15 @@ void mpk_chunker_need(const mpk_chunker *chunker, uint64_t *canonical, uint64_t 
         if (s > *stored) *stored = s;
     }
 }
+
+#define STEP ((uint64_t)256 << 10)
+
+void mpk_chunk_steps(const mpk_chunk *chunk, mpk_chunker *steps)
+{
+    const mpk_shape shape = {.matrices = chunk->matrices,
+                             .matrix_count = chunk->matrix_count,
+                             .layout = MOEPACK_LAYOUT_PANEL,
+                             .canonical_length = chunk->canonical_length,
+                             .decoded_length = chunk->stored_length};
+    mpk_chunker_init(steps, &shape, STEP);
+}

@@ -42,6 +42,10 @@ bool mpk_chunker_next(mpk_chunker *chunker, mpk_chunk *chunk);
 /* Largest canonical and stored length of any chunk. */
 void mpk_chunker_need(const mpk_chunker *chunker, uint64_t *canonical, uint64_t *stored);
 
+/* Cuts a chunk in weight order further, into steps that stay in a core's own cache while their bytes are hashed and
+ * moved. */
+void mpk_chunk_steps(const mpk_chunk *chunk, mpk_chunker *steps);
+
 /* Shape of a description, from an index or from tables under construction. */
 void mpk_shape_of(const moepack_desc *desc, const moepack_matrix *matrices, mpk_shape *out);
 /* Bytes without meaning: source headers and side files. */

@@ -92,22 +92,14 @@ void mpk_verify_shape(const mpk_verify *v, const mpk_check *check, mpk_shape *ou
         mpk_pieces_shape(&v->pieces, &v->pieces.piece[check->piece], out);
 }
 
-/* Bytes that are hashed and un-permuted at a time: they stay in a core's own cache. */
-#define STEP ((uint64_t)256 << 10)
-
 /* A chunk in weight order: both hashes, and padding elements; `stored` is read from memory once. */
 static moepack_status restore(const mpk_chunk *chunk, const uint8_t *stored, uint8_t *canonical,
                               mpk_section_hash *hasher, uint64_t *padding, moepack_error *error)
 {
     mpk_chunker steps;
     mpk_chunk step;
-    const mpk_shape shape = {.matrices = chunk->matrices,
-                             .matrix_count = chunk->matrix_count,
-                             .layout = MOEPACK_LAYOUT_PANEL,
-                             .canonical_length = chunk->canonical_length,
-                             .decoded_length = chunk->stored_length};
     moepack_status status = MOEPACK_OK;
-    mpk_chunker_init(&steps, &shape, STEP);
+    mpk_chunk_steps(chunk, &steps);
     while (status == MOEPACK_OK && mpk_chunker_next(&steps, &step)) {
         const uint8_t *from = stored + step.stored_offset;
         uint64_t at;

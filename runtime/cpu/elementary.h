@@ -8,6 +8,8 @@
 #ifndef MOEPACK_CPU_ELEMENTARY_H
 #define MOEPACK_CPU_ELEMENTARY_H
 
+#include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -153,6 +155,30 @@ MPK_INLINE float mpk_gelu_tanh(float v)
 {
     float inner = __builtin_fmaf((0x1.6e4e26p-5f * v) * v, v, v);
     return (0.5f * v) * (1.0f + mpk_tanh(0x1.988454p-1f * inner));
+}
+
+/* The nested sum over blocks of 32 columns (spec/numerics.md section 4): FMA chains over 4 blocks, those summed by
+ * fours, those summed. Zero-initialise. */
+typedef struct mpk_nested_sum {
+    float sum, group, segment;
+} mpk_nested_sum;
+
+MPK_INLINE void mpk_nested_add(mpk_nested_sum *n, float scaled, float scale)
+{
+    n->segment = __builtin_fmaf(scaled, scale, n->segment);
+}
+
+/* After everything of block b was added. */
+MPK_INLINE void mpk_nested_end(mpk_nested_sum *n, size_t b, bool last)
+{
+    if (b % 4 == 3 || last) {
+        n->group += n->segment;
+        n->segment = 0.0f;
+    }
+    if (b % 16 == 15 || last) {
+        n->sum += n->group;
+        n->group = 0.0f;
+    }
 }
 
 #endif

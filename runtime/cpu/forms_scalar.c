@@ -136,23 +136,16 @@ static float row_fix16(const uint8_t *w, const rule *form, size_t row, const mpk
                        const mpk_form_scales *scales)
 {
     const size_t per_block = MPK_BLOCK / form->group;
-    float sum = 0.0f, group = 0.0f, segment = 0.0f;
+    mpk_nested_sum sum = {0};
     for (size_t g = 0; g < scales->cols; g++) {
         const size_t b = g / per_block, first = g % per_block * form->group;
         const float dot = (float)dot_fix16(w + b * MPK_TILE_BYTES, form, row, x + b, first, first + form->group);
         const float scale = mpk_scale_value(s, scales->encoding, g * MPK_ROWS + row);
-        segment = __builtin_fmaf(dot * x[b].scale, scale, segment);
-        const bool last = g + 1 == scales->cols, block_ends = last || (g + 1) % per_block == 0;
-        if (block_ends && (b % 4 == 3 || last)) {
-            group += segment;
-            segment = 0.0f;
-        }
-        if (block_ends && (b % 16 == 15 || last)) {
-            sum += group;
-            group = 0.0f;
-        }
+        mpk_nested_add(&sum, dot * x[b].scale, scale);
+        const bool last = g + 1 == scales->cols;
+        if (last || (g + 1) % per_block == 0) mpk_nested_end(&sum, b, last);
     }
-    return sum;
+    return sum.sum;
 }
 
 static void gemv_fix16(const mpk_gemv *op, const mpk_form_scales *s, const rule *form)

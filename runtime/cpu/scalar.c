@@ -4,6 +4,7 @@
 #include "int8.h"
 
 #include "../../format/bytes.h"
+#include "../../format/element.h"
 
 MPK_DEFINE_ELEMENTWISE(scalar, )
 
@@ -14,15 +15,6 @@ void mpk_int8_quantize_scalar(const float *x, mpk_int8_block *out, size_t blocks
 
 /* 2v of the sixteen E2M1 codes. */
 static const int8_t twice_e2m1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
-
-static const float value_e2m1[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
-                                     -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
-
-/* 2^(byte - 127); byte 0 is a subnormal, 255 a NaN. */
-static float scale_e8m0(uint8_t byte)
-{
-    return mpk_float(byte == 255 ? 0x7fc00000u : byte == 0 ? 0x00400000u : (uint32_t)byte << 23);
-}
 
 /* Exact dot product of one row of a tile with a block, in units of the block's scale. */
 static int32_t dot_fix16(const uint8_t *tile, size_t row, const mpk_fix16_block *x)
@@ -42,20 +34,13 @@ static int32_t dot_fix16(const uint8_t *tile, size_t row, const mpk_fix16_block 
 static void row_block_fix16(const uint8_t *w, const uint8_t *s, size_t tiles, const mpk_fix16_block *x, float *y)
 {
     for (size_t row = 0; row < MPK_ROWS; row++) {
-        float sum = 0.0f, group = 0.0f, segment = 0.0f;
+        mpk_nested_sum sum = {0};
         for (size_t b = 0; b < tiles; b++) {
-            float scaled = (float)dot_fix16(w + b * MPK_TILE_BYTES, row, x + b) * x[b].scale;
-            segment = __builtin_fmaf(scaled, scale_e8m0(s[b * MPK_ROWS + row]), segment);
-            if (b % 4 == 3 || b + 1 == tiles) {
-                group += segment;
-                segment = 0.0f;
-            }
-            if (b % 16 == 15 || b + 1 == tiles) {
-                sum += group;
-                group = 0.0f;
-            }
+            mpk_nested_add(&sum, (float)dot_fix16(w + b * MPK_TILE_BYTES, row, x + b) * x[b].scale,
+                           mpk_value_e8m0(s[b * MPK_ROWS + row]));
+            mpk_nested_end(&sum, b, b + 1 == tiles);
         }
-        y[row] = mpk_canonical(sum);
+        y[row] = mpk_canonical(sum.sum);
     }
 }
 
@@ -73,20 +58,13 @@ static int32_t dot_int8(const uint8_t *tile, size_t row, const mpk_int8_block *x
 static void row_block_int8(const uint8_t *w, const uint8_t *s, size_t tiles, const mpk_int8_block *x, float *y)
 {
     for (size_t row = 0; row < MPK_ROWS; row++) {
-        float sum = 0.0f, group = 0.0f, segment = 0.0f;
+        mpk_nested_sum sum = {0};
         for (size_t b = 0; b < tiles; b++) {
-            float scaled = (float)dot_int8(w + b * MPK_TILE_BYTES, row, x + b) * x[b].scale;
-            segment = __builtin_fmaf(scaled, scale_e8m0(s[b * MPK_ROWS + row]), segment);
-            if (b % 4 == 3 || b + 1 == tiles) {
-                group += segment;
-                segment = 0.0f;
-            }
-            if (b % 16 == 15 || b + 1 == tiles) {
-                sum += group;
-                group = 0.0f;
-            }
+            mpk_nested_add(&sum, (float)dot_int8(w + b * MPK_TILE_BYTES, row, x + b) * x[b].scale,
+                           mpk_value_e8m0(s[b * MPK_ROWS + row]));
+            mpk_nested_end(&sum, b, b + 1 == tiles);
         }
-        y[row] = mpk_canonical(sum);
+        y[row] = mpk_canonical(sum.sum);
     }
 }
 
@@ -98,9 +76,9 @@ static void row_block_e2m1(const uint8_t *w, const uint8_t *s, size_t tiles, con
             float chain = 0.0f;
             for (size_t c = 0; c < MPK_BLOCK; c++) {
                 uint32_t word = mpk_load32(w + b * MPK_TILE_BYTES + c / 8 * 64 + row * 4);
-                chain = __builtin_fmaf(value_e2m1[(word >> (4 * (c % 8))) & 15], x[b * MPK_BLOCK + c], chain);
+                chain = __builtin_fmaf(mpk_value_e2m1((word >> (4 * (c % 8))) & 15), x[b * MPK_BLOCK + c], chain);
             }
-            sum = __builtin_fmaf(chain, scale_e8m0(s[b * MPK_ROWS + row]), sum);
+            sum = __builtin_fmaf(chain, mpk_value_e8m0(s[b * MPK_ROWS + row]), sum);
         }
         y[row] = mpk_canonical(sum);
     }
